@@ -28,6 +28,7 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 METHODS = {
     "attention": "msda.attention",
     "fused_attention": "msda.fused_attention, softmax and locations included",
+    "fused_attention_int8": "msda.quantized_fused_attention; the error includes that of the value in int8",
     "attention_backward": "torch.ops.msda.attention_backward, all three gradients",
     "deterministic_backward": "the same with torch.use_deterministic_algorithms(True)",
     "fused_attention_backward": "torch.ops.msda.fused_attention_backward, all four gradients",
@@ -153,8 +154,12 @@ def measure(
             continue
         if problem.points_per_level is not None and method in NO_RAGGED:
             continue
+        if dtype == torch.float32 and method == "fused_attention_int8":
+            continue
         backward, is_fused = method.endswith("_backward"), method.startswith("fused")
         moved = problem.bytes_moved(dtype, fused=is_fused, backward=backward)
+        if method == "fused_attention_int8":
+            moved -= given[0].value.nbytes // 2
         row = {
             "problem": {**asdict(problem), "num_cells": problem.num_cells},
             "distribution": distribution,
@@ -221,6 +226,8 @@ def make_calls(
         engine = get_engine(operators[method], dtype)
         prepared = [engine.prepare(one[:-1]) for one in inputs]
         return [lambda tensors=tensors: engine(tensors) for tensors in prepared]
+    if method == "fused_attention_int8":
+        return [functools.partial(msda.quantized_fused_attention, *with_int8_value(one)) for one in inputs]
     backwards = {
         "attention_backward": torch.ops.msda.attention_backward,
         "deterministic_backward": functools.partial(torch.ops.msda.attention_backward, deterministic=True),
@@ -245,6 +252,13 @@ def make_calls(
         return [lambda: msda.reference.attention(*inputs[0])]
     operator = {"attention": msda.attention, "fused_attention": msda.fused_attention}[method]
     return [lambda one=one: operator(*one) for one in inputs]
+
+
+def with_int8_value(inputs: FusedInputs) -> tuple:
+    """Returns the arguments of `msda.quantized_fused_attention`."""
+    value, *tensors, points = inputs
+    scale = value.abs().max().item() / 127
+    return (value / scale).round().to(torch.int8), *tensors, scale, points
 
 
 def output_gradient(inputs: AttentionInputs | FusedInputs) -> torch.Tensor:

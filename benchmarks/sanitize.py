@@ -104,6 +104,10 @@ def cases() -> Iterator[tuple[str, float, Callable[[], float]]]:
             inputs = spoil(build(dtype, "cpu", "uniform", seed=1))
             what = f"{problem.name} {dtype} {type(inputs).__name__} unaligned={unaligned}"
             yield what, operator_errors.TOLERANCE[dtype], partial(check, inputs, unaligned, index_dtype)
+    for problem, dtype, unaligned in itertools.product(SMALL, DTYPES[1:3], (False, True)):
+        inputs = spoil(problem.fused_inputs(dtype, "cpu", "uniform", seed=1))
+        what = f"{problem.name} {dtype} int8 value unaligned={unaligned}"
+        yield what, operator_errors.TOLERANCE[dtype], partial(check_int8_value, inputs, unaligned)
     for dtype in DTYPES:
         yield f"wrong levels {dtype}", 0.0, partial(wrong_levels, dtype)
     sizes = itertools.product(DTYPES, (5, 7, 8, 12, 16), (16, 20, 32, 64), (False, True))
@@ -217,6 +221,16 @@ def check(inputs: AttentionInputs | FusedInputs, unaligned: bool, index_dtype: t
     # A sample may only just touch a level. Errors of results below a hundredth of a usual one are absolute.
     floor = 0.01 * expected.numel() ** 0.5
     return operator_errors.relative_error(output.cpu(), expected, floor)
+
+
+def check_int8_value(inputs: FusedInputs, unaligned: bool) -> float:
+    """Runs `msda.quantized_fused_attention` on the GPU; returns its error against the CPU's reference."""
+    inputs = inputs._replace(value=(inputs.value * 40).round().clamp(-128, 127).to(torch.int8))
+    moved = [to_gpu(x, unaligned, x.dtype) if isinstance(x, torch.Tensor) else x for x in inputs]
+    *tensors, points = moved
+    found = msda.quantized_fused_attention(*tensors, 0.025, points).cpu()
+    expected = operator_errors.truth(inputs._replace(value=inputs.value.double() * 0.025))
+    return operator_errors.relative_error(found, expected, 0.1 * expected.numel() ** 0.5)
 
 
 def check_map(

@@ -1,9 +1,10 @@
 """Multi-scale deformable attention (MSDA): the operator of Deformable DETR and its descendants.
 
 `attention` samples multi-scale features at given locations. `fused_attention` also computes the softmax and
-the locations. `MultiScaleDeformableAttention` is the module around it. `window_attention` is the attention of
-Swin Transformer's windows, `group_norm` normalises maps with channels innermost, and `linear` is a linear
-layer with its activation, residual and mask. `quantized_linear` is the same of int8 or FP8 numbers, and
+the locations, and `quantized_fused_attention` does so with values in int8. `MultiScaleDeformableAttention`
+is the module around it. `window_attention` is the attention of Swin Transformer's windows, `group_norm`
+normalises maps with channels innermost, and `linear` is a linear layer with its activation, residual and
+mask. `quantized_linear` is the same of int8 or FP8 numbers, and
 `quantized_layer_norm` a layer normalisation that makes such numbers. `quantized_feed_forward` is the block of
 two such layers and a normalisation in DETR's encoders.
 `linear_max` is the largest output of a linear layer, and `top_k_indices` finds the largest numbers of rows.
@@ -39,6 +40,7 @@ from msda.ops import (
     linear_max,
     longest_top_k_row,
     quantized_feed_forward,
+    quantized_fused_attention,
     quantized_layer_norm,
     quantized_linear,
     top_k_indices,
@@ -69,6 +71,7 @@ __all__ = [
     "longest_top_k_row",
     "quantized_feed_forward",
     "quantized_feed_forward_reference",
+    "quantized_fused_attention",
     "quantized_layer_norm",
     "quantized_layer_norm_reference",
     "quantized_linear",

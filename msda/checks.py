@@ -35,8 +35,10 @@ def check_attention(
     points_per_level: Sequence[int] | None,
 ) -> list[int]:
     """Checks the arguments of :func:`msda.attention`; returns the number of points of each level."""
+    _check_type("value", value)
     num_levels = _check_value_and_levels(value, spatial_shapes, level_start_index)
     _check_float("attention_weights", attention_weights, value)
+    _check_float("sampling_locations", sampling_locations, value)
     sizes = _check_points("sampling_locations", sampling_locations, value, num_levels, points_per_level)
     letters = "L, P" if points_per_level is None else "sum(points_per_level)"
     _check_shape(
@@ -55,8 +57,52 @@ def check_fused_attention(
     points_per_level: Sequence[int] | None,
 ) -> list[int]:
     """Checks the arguments of :func:`msda.fused_attention`; returns the number of points of each level."""
+    _check_type("value", value)
+    for name, tensor in (("attention_logits", attention_logits), ("sampling_offsets", sampling_offsets)):
+        _check_float(name, tensor, value)
+    levels = spatial_shapes, level_start_index, reference_points
+    return _check_fused(value, *levels, sampling_offsets, attention_logits, points_per_level)
+
+
+def check_quantized_fused_attention(
+    value: Tensor,
+    spatial_shapes: Tensor,
+    level_start_index: Tensor,
+    reference_points: Tensor,
+    sampling_offsets: Tensor,
+    attention_logits: Tensor,
+    value_scale: float,
+    points_per_level: Sequence[int] | None,
+) -> list[int]:
+    """Checks the arguments of :func:`msda.quantized_fused_attention`; returns the points of each level."""
+    _check_scale("value_scale", value_scale, "a float")
+    _check_tensor("value", value, None)
+    if value.dtype != torch.int8:
+        raise TypeError(f"value: expected torch.int8, got {value.dtype}")
+    _check_tensor("sampling_offsets", sampling_offsets, value)
+    if sampling_offsets.dtype not in SIXTEEN_BIT_TYPES:
+        raise TypeError(f"sampling_offsets: expected float16 or bfloat16, got {sampling_offsets.dtype}")
+    _check_tensor("attention_logits", attention_logits, value)
+    if attention_logits.dtype != sampling_offsets.dtype:
+        raise TypeError(
+            f"attention_logits: expected {sampling_offsets.dtype} as sampling_offsets, "
+            f"got {attention_logits.dtype}"
+        )
+    levels = spatial_shapes, level_start_index, reference_points
+    return _check_fused(value, *levels, sampling_offsets, attention_logits, points_per_level)
+
+
+def _check_fused(
+    value: Tensor,
+    spatial_shapes: Tensor,
+    level_start_index: Tensor,
+    reference_points: Tensor,
+    sampling_offsets: Tensor,
+    attention_logits: Tensor,
+    points_per_level: Sequence[int] | None,
+) -> list[int]:
+    """Checks a fused operator's levels and shapes; returns the number of points of each level."""
     num_levels = _check_value_and_levels(value, spatial_shapes, level_start_index)
-    _check_float("attention_logits", attention_logits, value)
     _check_tensor("reference_points", reference_points, value)
     wide = torch.promote_types(value.dtype, torch.float32)
     if reference_points.dtype != wide and not _autocasts(reference_points, value):
@@ -387,8 +433,7 @@ def _check_like(name: str, tensor: Tensor, other: Tensor, other_name: str) -> No
 
 
 def _check_value_and_levels(value: Tensor, spatial_shapes: Tensor, level_start_index: Tensor) -> int:
-    """Checks value, spatial_shapes and level_start_index; returns the number of levels."""
-    _check_type("value", value)
+    """Checks the levels of a value; returns their number."""
     if value.dim() != 4:
         raise ValueError(f"value: expected [N, S, M, D], got {list(value.shape)}")
     for name, tensor in (("spatial_shapes", spatial_shapes), ("level_start_index", level_start_index)):
@@ -442,8 +487,7 @@ def _check_levels(shapes: list[list[int]], starts: list[int], num_cells: int) ->
 def _check_points(
     name: str, tensor: Tensor, value: Tensor, num_levels: int, points_per_level: Sequence[int] | None
 ) -> list[int]:
-    """Checks locations or offsets; returns the number of points of each level."""
-    _check_float(name, tensor, value)
+    """Checks the shape of locations or offsets; returns the number of points of each level."""
     if points_per_level is None:
         letters = "L, P"
         if tensor.dim() != 6 or tensor.shape[4] < 1:

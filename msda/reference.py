@@ -83,6 +83,37 @@ def fused_attention(
     return attention(value, spatial_shapes, level_start_index, locations, weights, sizes)
 
 
+def quantized_fused_attention(
+    value: Tensor,
+    spatial_shapes: Tensor,
+    level_start_index: Tensor,
+    reference_points: Tensor,
+    sampling_offsets: Tensor,
+    attention_logits: Tensor,
+    value_scale: float,
+    points_per_level: Sequence[int] | None = None,
+) -> Tensor:
+    """Computes :func:`msda.quantized_fused_attention` in float32, and rounds the result once.
+
+    Reads `spatial_shapes` and `level_start_index`, so it synchronises with the GPU.
+    """
+    sizes = checks.check_quantized_fused_attention(
+        value,
+        spatial_shapes,
+        level_start_index,
+        reference_points,
+        sampling_offsets,
+        attention_logits,
+        value_scale,
+        points_per_level,
+    )
+    levels = spatial_shapes, level_start_index, reference_points
+    offsets, logits = sampling_offsets.float(), attention_logits.float()
+    sizes = None if points_per_level is None else sizes
+    result = fused_attention(value.float() * value_scale, *levels, offsets, logits, sizes)
+    return result.to(sampling_offsets.dtype).contiguous()
+
+
 def sampling_locations(
     reference_points: Tensor, offsets: Tensor, spatial_shapes: Tensor, points_per_level: Sequence[int]
 ) -> Tensor:

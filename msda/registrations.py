@@ -22,6 +22,7 @@ from msda import (
     quantized_feed_forward_reference,
     quantized_layer_norm_reference,
     quantized_linear_reference,
+    reference,
     top_k_reference,
     window_reference,
 )
@@ -121,6 +122,14 @@ def _quantized_feed_forward_fake(x, *tensors_and_numbers):
     return x.new_empty(x.shape)
 
 
+@torch.library.register_fake("msda::quantized_fused_attention")
+def _quantized_fused_attention_fake(
+    value, spatial_shapes, level_start_index, reference_points, offsets, logits, scale, points_per_level=None
+):
+    sizes = value.shape[0], offsets.shape[1], value.shape[2] * value.shape[3]
+    return value.new_empty(sizes, dtype=offsets.dtype)
+
+
 @torch.library.register_fake("msda::image_input")
 def _image_input_fake(image, target, height, width, mean, std, bgr):
     return None
@@ -138,6 +147,7 @@ torch.library.impl("msda::quantized_layer_norm", "CPU", quantized_layer_norm_ref
 torch.library.impl(
     "msda::quantized_feed_forward", "CPU", quantized_feed_forward_reference.quantized_feed_forward
 )
+torch.library.impl("msda::quantized_fused_attention", "CPU", reference.quantized_fused_attention)
 for _key in ("CPU", "CUDA"):
     torch.library.impl("msda::window_attention_backward", _key, window_reference.window_attention_backward)
 

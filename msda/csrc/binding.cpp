@@ -100,9 +100,10 @@ void check_launch(const char* operation, cudaError_t status, const msda::Problem
 // Runs the forward kernel of the tensors' device. The tensors are contiguous, except for the
 // problem's strides.
 Tensor run_forward(const msda::Problem& problem, msda::ForwardArguments arguments,
-                   const Tensor& value) {
+                   const Tensor& value, ScalarType output_type) {
   Tensor output = torch::stable::new_empty(
-      value, {problem.batch_size, problem.num_queries, problem.num_heads * problem.head_dim});
+      value, {problem.batch_size, problem.num_queries, problem.num_heads * problem.head_dim},
+      output_type);
   arguments.output = output.mutable_data_ptr();
   if (problem.empty()) return output;
 #ifdef MSDA_WITH_CUDA
@@ -132,10 +133,12 @@ Tensor widen(const Tensor& tensor) {
                                                   : tensor;
 }
 
-// Runs `fused_attention`; without reference points, `attention`.
+// Runs `fused_attention`; without reference points `attention`, with a scale
+// `quantized_fused_attention`.
 Tensor attend(Tensor value, Tensor spatial_shapes, Tensor level_start_index,
               std::optional<Tensor> reference_points, Tensor points, Tensor weights,
-              const PointsPerLevel& points_per_level) {
+              const PointsPerLevel& points_per_level,
+              std::optional<double> value_scale = std::nullopt) {
   if (widens(value)) {
     return torch::stable::to(
         attend(widen(value), spatial_shapes, level_start_index, reference_points, widen(points),
@@ -143,7 +146,7 @@ Tensor attend(Tensor value, Tensor spatial_shapes, Tensor level_start_index,
         ScalarType::Half);
   }
   msda::Problem problem = make_problem(value, spatial_shapes, level_start_index, reference_points,
-                                       points, weights, points_per_level);
+                                       points, weights, points_per_level, value_scale);
   value = torch::stable::contiguous(value);
   spatial_shapes = torch::stable::contiguous(spatial_shapes);
   level_start_index = torch::stable::contiguous(level_start_index);
@@ -153,7 +156,7 @@ Tensor attend(Tensor value, Tensor spatial_shapes, Tensor level_start_index,
   return run_forward(
       problem,
       make_arguments(value, spatial_shapes, level_start_index, reference_points, points, weights),
-      value);
+      value, value_scale ? points.scalar_type() : value.scalar_type());
 }
 
 Tensor attention(Tensor value, Tensor spatial_shapes, Tensor level_start_index,
@@ -169,6 +172,16 @@ Tensor fused_attention(Tensor value, Tensor spatial_shapes, Tensor level_start_i
   return attend(value, spatial_shapes, level_start_index, reference_points, sampling_offsets,
                 attention_logits, points_per_level);
 }
+
+#ifdef MSDA_WITH_CUDA
+Tensor quantized_fused_attention(Tensor value, Tensor spatial_shapes, Tensor level_start_index,
+                                 Tensor reference_points, Tensor sampling_offsets,
+                                 Tensor attention_logits, double value_scale,
+                                 PointsPerLevel points_per_level) {
+  return attend(value, spatial_shapes, level_start_index, reference_points, sampling_offsets,
+                attention_logits, points_per_level, value_scale);
+}
+#endif
 
 // The gradients of a backward. That of the reference points is empty unless the caller wants it.
 struct Gradients {
@@ -549,6 +562,11 @@ STABLE_TORCH_LIBRARY(msda, library) {
       "float x_scale, float hidden_scale, float eps) -> Tensor");
   // msda/registrations.py implements it for the CPU.
   library.def(
+      "quantized_fused_attention(Tensor value, Tensor spatial_shapes, Tensor level_start_index, "
+      "Tensor reference_points, Tensor sampling_offsets, Tensor attention_logits, "
+      "float value_scale, int[]? points_per_level=None) -> Tensor");
+  // msda/registrations.py implements it for the CPU.
+  library.def(
       "image_input(Tensor image, Tensor(a!) target, int height, int width, float[] mean, float[] "
       "std, bool bgr) -> ()");
 }
@@ -571,6 +589,7 @@ STABLE_TORCH_LIBRARY_IMPL(msda, CUDA, library) {
   library.impl("quantized_linear", TORCH_BOX(&quantized_linear));
   library.impl("quantized_layer_norm", TORCH_BOX(&quantized_layer_norm));
   library.impl("quantized_feed_forward", TORCH_BOX(&quantized_feed_forward));
+  library.impl("quantized_fused_attention", TORCH_BOX(&quantized_fused_attention));
   library.impl("image_input", TORCH_BOX(&image_input));
   library.impl("attention", TORCH_BOX(&attention));
   library.impl("fused_attention", TORCH_BOX(&fused_attention));

@@ -85,12 +85,13 @@ const Problem& checked(const Problem& problem) {
 // Checks the tensors' shapes, types and devices, and returns a dense problem. Without reference
 // points it is that of `attention`: points [N, Q, M, L, P, 2] and weights [N, Q, M, L, P], or
 // [N, Q, M, K, 2] and [N, Q, M, K] with points_per_level. The logits of `fused_attention` are
-// always [N, Q, M, K].
+// always [N, Q, M, K]. With a scale of int8 values it is that of `quantized_fused_attention`.
 inline msda::Problem make_problem(const Tensor& value, const Tensor& spatial_shapes,
                                   const Tensor& level_start_index,
                                   const std::optional<Tensor>& reference_points,
                                   const Tensor& points, const Tensor& weights,
-                                  const PointsPerLevel& points_per_level) {
+                                  const PointsPerLevel& points_per_level,
+                                  std::optional<double> value_scale = std::nullopt) {
   const char* const points_name = reference_points ? "sampling_offsets" : "sampling_locations";
   const char* const weights_name = reference_points ? "attention_logits" : "attention_weights";
   STD_TORCH_CHECK(value.dim() == 4, "value: expected [N, S, M, D], got ", shape_of(value));
@@ -111,7 +112,12 @@ inline msda::Problem make_problem(const Tensor& value, const Tensor& spatial_sha
   problem.head_dim = value.size(3);
   problem.num_levels = spatial_shapes.size(0);
   problem.num_queries = points.size(1);
-  problem.value_type = data_type("value", value);
+  if (value_scale) {
+    STD_TORCH_CHECK(value.scalar_type() == ScalarType::Char, "value: expected int8");
+    problem.int8_value = true;
+    problem.value_scale = static_cast<float>(*value_scale);
+  }
+  problem.value_type = value_scale ? data_type(points_name, points) : data_type("value", value);
   problem.location_type = data_type(points_name, points);
   problem.weight_type = data_type(weights_name, weights);
   problem.int64_shapes = spatial_shapes.scalar_type() == ScalarType::Long;

@@ -69,6 +69,8 @@ class _Problem(ctypes.Structure):
         ("types", ctypes.c_int32 * 3),
         ("int64_shapes", ctypes.c_bool),
         ("strides", ctypes.c_int64 * 2),
+        ("int8_value", ctypes.c_bool),
+        ("value_scale", ctypes.c_float),
     )
 
 
@@ -163,15 +165,19 @@ def library(*sources: Path) -> ctypes.CDLL:
     return compiled
 
 
-def forward(inputs: AttentionInputs | FusedInputs, order: int = 0) -> torch.Tensor:
+def forward(
+    inputs: AttentionInputs | FusedInputs, order: int = 0, value_scale: float | None = None
+) -> torch.Tensor:
     """The operator of the inputs.
 
     Args:
         inputs: on the CPU, in any layout.
         order: of threads and blocks; 0 is ascending, other numbers draw one.
+        value_scale: of an int8 value.
 
     Returns:
-        [N, Q, M * D] in value's type; NaN where the kernel wrote nothing.
+        [N, Q, M * D] in the type of locations or offsets where the value is int8, else in value's; NaN where
+        the kernel wrote nothing.
 
     Raises:
         EmulatorError: where a GPU would fail, hang, or read or write what it should not.
@@ -179,11 +185,29 @@ def forward(inputs: AttentionInputs | FusedInputs, order: int = 0) -> torch.Tens
     """
     batch, _, num_heads, head_dim = inputs.value.shape
     shape = (batch, inputs[-2].shape[1], num_heads * head_dim)
-    output = torch.full(shape, torch.nan, dtype=inputs.value.dtype)
+    dtype = inputs.value.dtype if value_scale is None else inputs[-2].dtype
+    output = torch.full(shape, torch.nan, dtype=dtype)
     tensors = _tensors(inputs, output=output)
     tensors |= {name: _queries(tensor) for name, tensor in zip(STRIDED, inputs[-3:-1], strict=True)}
-    _call("emulated_forward", inputs, tensors, ctypes.c_uint64(order))
+    _call("emulated_forward", inputs, tensors, ctypes.c_uint64(order), value_scale=value_scale)
     return output
+
+
+def quantized_fused_attention(
+    value: torch.Tensor,
+    spatial_shapes: torch.Tensor,
+    level_start_index: torch.Tensor,
+    reference_points: torch.Tensor,
+    sampling_offsets: torch.Tensor,
+    attention_logits: torch.Tensor,
+    value_scale: float,
+    points_per_level: list[int] | None,
+    order: int = 0,
+) -> torch.Tensor:
+    """`msda.quantized_fused_attention`; MSDA_FORWARD forces a kernel. See `forward`."""
+    levels = spatial_shapes, level_start_index, reference_points
+    inputs = FusedInputs(value, *levels, sampling_offsets, attention_logits, points_per_level)
+    return forward(inputs, order, value_scale)
 
 
 def backward(
@@ -528,7 +552,9 @@ def _bytes(tensor: torch.Tensor) -> int:
     return (last + 1) * tensor.itemsize if tensor.numel() else 0
 
 
-def _problem(inputs: AttentionInputs | FusedInputs, strides: Sequence[int]) -> _Problem:
+def _problem(
+    inputs: AttentionInputs | FusedInputs, strides: Sequence[int], value_scale: float | None
+) -> _Problem:
     """Sizes and types of valid inputs; strides of locations and weights as they are handed on."""
     value, shapes, _, *rest, points = inputs
     locations = GIVEN
@@ -540,9 +566,11 @@ def _problem(inputs: AttentionInputs | FusedInputs, strides: Sequence[int]) -> _
         (*value.shape, num_levels, rest[-2].shape[1], sum(counts)),
         tuple(counts),
         locations,
-        tuple(TYPES.index(tensor.dtype) for tensor in (value, rest[-2], rest[-1])),
+        tuple(TYPES.index(x.dtype) for x in (value if value_scale is None else rest[-2], *rest[-2:])),
         shapes.dtype == torch.int64,
         tuple(strides),
+        value_scale is not None,
+        1.0 if value_scale is None else value_scale,
     )
 
 
@@ -551,8 +579,9 @@ def _call(
     inputs: AttentionInputs | FusedInputs,
     tensors: dict[str, torch.Tensor],
     *options: ctypes._SimpleCData,
+    value_scale: float | None = None,
 ) -> None:
-    problem = _problem(inputs, [_stride(tensors[name]) for name in STRIDED])
+    problem = _problem(inputs, [_stride(tensors[name]) for name in STRIDED], value_scale)
     _launch(function, problem, {name: tensors.get(name) for name in TENSORS}, *options)
 
 

@@ -55,7 +55,9 @@ Field flag_field(char const* name, Presence presence) {
   return {{name, nullptr, kInt32, 1}, read, presence};
 }
 
-Field real_field(char const* name) { return {{name, nullptr, kFloat32, 1}, read_real}; }
+Field real_field(char const* name, Presence presence) {
+  return {{name, nullptr, kFloat32, 1}, read_real, presence};
+}
 
 Field activation_field() {
   const auto read = [](PluginField const& field) { return read_up_to(field, 2, "0 to 2"); };

@@ -42,7 +42,7 @@ struct Field {
 // A field of one integer, 0 or more. `expected`, a literal, tells its values in messages.
 Field number_field(char const* name, char const* expected, Presence presence = Presence::kRequired);
 Field flag_field(char const* name, Presence presence = Presence::kRequired);
-Field real_field(char const* name);
+Field real_field(char const* name, Presence presence = Presence::kRequired);
 Field activation_field();
 
 // Reads a field of one integer, 0 or more. Throws std::invalid_argument for other values.

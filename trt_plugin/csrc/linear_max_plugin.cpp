@@ -25,7 +25,7 @@ class LinearMaxPlugin final : public KernelPlugin<LinearMaxProblem> {
     return index == 0 ? "float32, float16 or bfloat16" : "float32";
   }
 
-  DataType output_type(DataType /*first*/) const override { return DataType::kFLOAT; }
+  DataType output_type(DataType const* /*types*/) const override { return DataType::kFLOAT; }
 
   void check_sizes(Dims const* dims, int32_t /*count*/) const override {
     Dims const &x = dims[0], &weight = dims[1], &bias = dims[2];

@@ -14,9 +14,12 @@ namespace {
 
 constexpr char kPointsPerLevel[] = "points_per_level";
 constexpr char kPacked[] = "packed";
+constexpr char kValueScale[] = "value_scale";
 
-std::string fields_text(Operator op, std::vector<int32_t> const& points_per_level) {
+std::string fields_text(Operator op, std::vector<int32_t> const& points_per_level,
+                        float value_scale) {
   std::string text = op == Operator::kPackedAttention ? "packed, " : "";
+  if (value_scale > 0) text += "value_scale=" + number_text(value_scale) + ", ";
   if (points_per_level.empty()) return text + "equal points per level";
   text += "points_per_level=[";
   for (size_t i = 0; i < points_per_level.size(); ++i) {
@@ -27,14 +30,18 @@ std::string fields_text(Operator op, std::vector<int32_t> const& points_per_leve
 
 class MsdaPlugin final : public KernelPlugin<Problem> {
  public:
-  // An empty points_per_level means that every level has the same number of points.
-  MsdaPlugin(Operator op, std::vector<int32_t> points_per_level)
-      : KernelPlugin(operator_name(op), fields_text(op, points_per_level), inputs(op)),
+  // An empty points_per_level means that every level has the same number of points. With a
+  // value_scale above 0, the value is int8.
+  MsdaPlugin(Operator op, std::vector<int32_t> points_per_level, float value_scale = 0)
+      : KernelPlugin(operator_name(op), fields_text(op, points_per_level, value_scale), inputs(op)),
         op_(op),
-        points_per_level_(std::move(points_per_level)) {}
+        points_per_level_(std::move(points_per_level)),
+        value_scale_(value_scale) {}
 
  private:
   Plugin* copy() const override { return new MsdaPlugin(*this); }
+
+  bool quantized() const { return value_scale_ > 0; }
 
   bool is_reference_points(int32_t index) const {
     return op_ != Operator::kAttention && index == 3;
@@ -43,19 +50,30 @@ class MsdaPlugin final : public KernelPlugin<Problem> {
   bool accepts_type(int32_t index, DataType const* types) const override {
     const DataType type = types[index];
     const bool is_float = type == DataType::kFLOAT;
-    if (index == 0) return is_floating(type);
+    if (index == 0) return quantized() ? type == DataType::kINT8 : is_floating(type);
     if (index == 1) return type == DataType::kINT32 || type == DataType::kINT64;
     if (index == 2) return type == types[1];
     if (is_reference_points(index)) return is_float;
-    return is_float || type == types[0];
+    if (!quantized()) return is_float || type == types[0];
+    const int32_t first = locations_index(op_);
+    return index == first ? is_floating(type) && !is_float : type == types[first];
   }
 
   std::string expected_type(int32_t index, DataType const* types) const override {
-    if (index == 0) return "float32, float16 or bfloat16";
+    if (index == 0) return quantized() ? "int8 (value_scale)" : "float32, float16 or bfloat16";
     if (index == 1) return "int32 or int64";
     if (index == 2) return type_name(types[1]) + " (as spatial_shapes)";
     if (is_reference_points(index) || types[0] == DataType::kFLOAT) return "float32";
+    if (quantized()) {
+      const int32_t first = locations_index(op_);
+      return index == first ? "float16 or bfloat16 (value_scale)"
+                            : type_name(types[first]) + " (as sampling_offsets)";
+    }
     return type_name(types[0]) + " (the value's) or float32";
+  }
+
+  DataType output_type(DataType const* types) const override {
+    return types[quantized() ? locations_index(op_) : 0];
   }
 
   void check_sizes(Dims const* dims, int32_t /*count*/) const override {
@@ -96,7 +114,9 @@ class MsdaPlugin final : public KernelPlugin<Problem> {
     problem.locations = op_ == Operator::kAttention ? Locations::kGiven
                         : sizes.reference_dim == 2  ? Locations::kReferencePoints
                                                     : Locations::kReferenceBoxes;
-    problem.value_type = convert(inputs[0].type);
+    problem.int8_value = quantized();
+    problem.value_scale = quantized() ? value_scale_ : 1;
+    problem.value_type = convert(inputs[quantized() ? locations_index(op_) : 0].type);
     problem.location_type = convert(inputs[locations_index(op_)].type);
     problem.weight_type = convert(inputs[num_inputs_ - 1].type);
     problem.int64_shapes = inputs[1].type == DataType::kINT64;
@@ -140,11 +160,13 @@ class MsdaPlugin final : public KernelPlugin<Problem> {
       result.emplace_back(kPointsPerLevel, points_per_level_.data(), kInt32, levels);
     }
     if (op_ == Operator::kPackedAttention) result.emplace_back(kPacked, &kYes, kInt32, 1);
+    if (quantized()) result.emplace_back(kValueScale, &value_scale_, kFloat32, 1);
     return result;
   }
 
   Operator op_;
   std::vector<int32_t> points_per_level_;
+  float value_scale_;  // 0: the value is not int8
 };
 
 template <class Integer>
@@ -202,11 +224,16 @@ Creator& attention_creator() {
 Creator& fused_attention_creator() {
   static Creator creator(
       operator_name(Operator::kFusedAttention),
-      {points_field(), flag_field(kPacked, Presence::kOptional)},
-      "points_per_level, packed or none", [](FieldValues const& fields) -> Plugin* {
+      {points_field(), flag_field(kPacked, Presence::kOptional),
+       real_field(kValueScale, Presence::kOptional)},
+      "points_per_level, packed, value_scale or none", [](FieldValues const& fields) -> Plugin* {
         const bool packed = fields.flag(kPacked);
+        if (fields.has(kValueScale) && !(fields.real(kValueScale) > 0)) {
+          throw std::invalid_argument("value_scale: expected a number above 0, got " +
+                                      number_text(fields.real(kValueScale)));
+        }
         return new MsdaPlugin(packed ? Operator::kPackedAttention : Operator::kFusedAttention,
-                              fields.numbers(kPointsPerLevel));
+                              fields.numbers(kPointsPerLevel), fields.real(kValueScale));
       });
   return creator;
 }

@@ -43,7 +43,7 @@ int32_t Plugin::getOutputDataTypes(DataType* output_types, int32_t num_outputs,
     check_types(input_types, num_inputs);
     if (num_outputs != 1) throw std::invalid_argument("expected one output");
     if (!declared_type_) declared_type_ = input_types[0];
-    output_types[0] = output_type(input_types[0]);
+    output_types[0] = output_type(input_types);
   });
 }
 
@@ -70,7 +70,7 @@ bool Plugin::supportsFormatCombination(int32_t position,
   if (in_out[position].desc.format != nvinfer1::TensorFormat::kLINEAR) return false;
   std::vector<DataType> types;
   for (int32_t i = 0; i <= position; ++i) types.push_back(in_out[i].desc.type);
-  if (position == num_inputs) return types[position] == output_type(types[0]);
+  if (position == num_inputs) return types[position] == output_type(types.data());
   if (!accepts_type(position, types.data())) return false;
   if (position == 0 && declared_type_ && *declared_type_ != DataType::kFLOAT) {
     // A weakly typed build times the plugin alone with each supported type, without the conversions

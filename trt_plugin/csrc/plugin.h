@@ -81,9 +81,9 @@ class Plugin : public nvinfer1::IPluginV3,
   // Returns the types that accepts_type() takes, for a message.
   virtual std::string expected_type(int32_t index, DataType const* types) const;
 
-  // Returns the type of the output, for inputs whose types are accepted. By default, it is that of
-  // the first input.
-  virtual DataType output_type(DataType first) const { return first; }
+  // Returns the type of the output, for inputs of these types, which are accepted. By default, it
+  // is that of the first input.
+  virtual DataType output_type(DataType const* types) const { return types[0]; }
 
   // Throws std::invalid_argument with a message that names the argument. A negative size is unknown
   // and agrees with every other.

@@ -33,7 +33,7 @@ class QuantizedLayerNormPlugin final : public KernelPlugin<QuantizedLayerNormPro
  private:
   Plugin* copy() const override { return new QuantizedLayerNormPlugin(*this); }
 
-  DataType output_type(DataType /*first*/) const override {
+  DataType output_type(DataType const* /*types*/) const override {
     return output_type_ == kOnnxInt8 ? DataType::kINT8 : DataType::kFP8;
   }
 

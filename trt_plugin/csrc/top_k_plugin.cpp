@@ -27,7 +27,7 @@ class TopKPlugin final : public KernelPlugin<TopKProblem> {
     return "float32";
   }
 
-  DataType output_type(DataType /*first*/) const override { return DataType::kINT32; }
+  DataType output_type(DataType const* /*types*/) const override { return DataType::kINT32; }
 
   void check_sizes(Dims const* dims, int32_t /*count*/) const override {
     if (dims[0].nbDims != 2) fail(0, "", dims[0]);

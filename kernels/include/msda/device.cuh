@@ -84,8 +84,41 @@ __device__ __forceinline__ int divide(int a, int b) {
   return quotient - (remainder < 0) + (remainder >= b);
 }
 
-// ---- Sums over the lanes of a group: a power of two of neighbouring lanes
-// ------------------------
+// ---- Bytes --------------------------------------------------------------------------------------
+
+// Of the eight bytes of two words, the four that the digits of `selector` number, the lowest first.
+template <uint32_t kSelector>
+__device__ __forceinline__ uint32_t select_bytes(uint32_t low, uint32_t high) {
+#if MSDA_PTX
+  return __byte_perm(low, high, kSelector);
+#else
+  const uint64_t bytes = static_cast<uint64_t>(high) << 32 | low;
+  uint32_t result = 0;
+  for (int i = 0; i < 4; ++i) {
+    const int place = kSelector >> (4 * i) & 7;
+    result |= static_cast<uint32_t>(bytes >> (8 * place) & 255) << (8 * i);
+  }
+  return result;
+#endif
+}
+
+// sum + a.low * b[0] + a.high * b[1], or b[2] and b[3]: a holds two numbers of 16 bits, b four of
+// 8 bits, all with a sign.
+template <bool kUpper>
+__device__ __forceinline__ int32_t multiply_add_bytes(uint32_t a, uint32_t b, int32_t sum) {
+#if MSDA_PTX
+  const int numbers = static_cast<int>(a), bytes = static_cast<int>(b);
+  return kUpper ? __dp2a_hi(numbers, bytes, sum) : __dp2a_lo(numbers, bytes, sum);
+#else
+  const auto product = [&](int i) {
+    const uint32_t byte = b >> (kUpper ? 16 : 0) >> (8 * i);
+    return static_cast<int16_t>(a >> (16 * i)) * static_cast<int8_t>(byte);
+  };
+  return sum + product(0) + product(1);
+#endif
+}
+
+// ---- Sums over the lanes of a group: a power of two of neighbouring lanes -----------------------
 
 template <typename Real>
 __device__ __forceinline__ Real sum_over_group(Real x, int group_size) {
@@ -171,6 +204,14 @@ __device__ __forceinline__ Word load_word(const Word* address) {
   } else if constexpr (kCached == Cached::kEvictFirst) {
     static_assert(sizeof(Word) == 2);
     asm("ld.global.nc.L1::evict_first.u16 %0, [%1];" : "=h"(word) : "l"(address));
+    return word;
+  } else if constexpr (kCached == Cached::kLine && sizeof(Word) == 8) {
+    asm("ld.global.nc.L2::128B.v2.u32 {%0, %1}, [%2];" : "=r"(word.x), "=r"(word.y) : "l"(address));
+    return word;
+  } else if constexpr (kCached == Cached::kLineEvictLast && sizeof(Word) == 8) {
+    asm("ld.global.nc.L1::evict_last.L2::128B.v2.u32 {%0, %1}, [%2];"
+        : "=r"(word.x), "=r"(word.y)
+        : "l"(address));
     return word;
   } else if constexpr (kCached == Cached::kLine) {
     asm("ld.global.nc.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"

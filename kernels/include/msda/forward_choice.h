@@ -6,6 +6,8 @@
 //                                 an encoder of fewer queries
 //   few      forward_group.cuh    16, 32 or 64 channels a head; few queries
 //
+// int8 values have general; many, with the sizes of medium; and few, with these sizes and boxes.
+//
 // The names are the values of MSDA_FORWARD, which forces a kernel.
 #pragma once
 
@@ -102,6 +104,13 @@ inline bool can_run(ForwardKernel kernel, const Problem& problem,
   constexpr int64_t kMostBlocks = 65535;
   const bool launches = kernel != ForwardKernel::kFew ||
                         (problem.num_heads <= kMostBlocks && problem.batch_size <= kMostBlocks);
+  if (problem.int8_value) {
+    const bool compiled =
+        kernel == ForwardKernel::kMany ||
+        (kernel == ForwardKernel::kFew && problem.locations == Locations::kReferenceBoxes);
+    return compiled && launches && has_known_levels(problem, arguments) &&
+           fits_group_kernels(problem, arguments);
+  }
   if (kernel == ForwardKernel::kMedium &&
       !(size_of(problem.value_type) == 2 && has_known_levels(problem, arguments))) {
     return false;
@@ -113,6 +122,12 @@ inline bool can_run(ForwardKernel kernel, const Problem& problem,
 inline ForwardKernel choose_forward(const Problem& problem, const ForwardArguments& arguments) {
   if (!fits_group_kernels(problem, arguments)) return ForwardKernel::kGeneral;
   const int64_t items = problem.batch_size * problem.num_queries * problem.num_heads;
+  if (problem.int8_value) {
+    const bool few = items <= kFewItems && can_run(ForwardKernel::kFew, problem, arguments);
+    if (few) return ForwardKernel::kFew;
+    return can_run(ForwardKernel::kMany, problem, arguments) ? ForwardKernel::kMany
+                                                             : ForwardKernel::kGeneral;
+  }
   if (items <= kFewItems) return ForwardKernel::kFew;
   const bool medium = items <= kMediumItems && problem.num_queries == problem.num_cells &&
                       can_run(ForwardKernel::kMedium, problem, arguments);

@@ -6,13 +6,14 @@
 //           (inner sum of eq. 3, Deformable DETR, arXiv:2010.04159). Cells outside a level count 0.
 //           Fused: weight is the softmax of the logits over all levels and points, and the location
 //           comes from a reference point and an offset (params.h).
-// Layout    value [N,S,M,D] and out [N,Q,M,D], stored as float, half, bfloat16 or double.
-//           Coordinates, weights and sums are float (double with double values).
+// Layout    value [N,S,M,D] and out [N,Q,M,D], stored as float, half, bfloat16 or double; or value
+//           as int8, and out as half or bfloat16. Coordinates, weights and sums are float (double
+//           with double values).
 // Threads   One thread makes kVec consecutive channels of one (n,q,m): 16 bytes where D and the
-//           addresses allow, else one channel. Thread t writes the t-th vector of the output, so
-//           stores coalesce, and the lanes of a head read consecutive parts of the same cells. All
-//           lanes of a head compute the same coordinates from broadcast loads. The fused kernel
-//           reads the logits twice: for their maximum, and for the weights.
+//           addresses allow, else one channel, as with int8 values. Thread t writes the t-th vector
+//           of the output, so stores coalesce, and the lanes of a head read consecutive parts of
+//           the same cells. All lanes of a head compute the same coordinates from broadcast loads.
+//           The fused kernel reads the logits twice: for their maximum, and for the weights.
 // Traffic   per output vector and point: four corners of 16 bytes, one location, one weight. Each
 //           cell is read by many samples; L2 serves what misses L1.
 // Registers sm_90, 16-byte vectors: float 48 to 60, 16-bit types 59 to 64, double 60 to 76, no
@@ -30,7 +31,8 @@ namespace msda {
 
 inline constexpr int kForwardThreads = 256;
 
-template <typename T, int kVec, Locations kLocations>
+// V is the type of value, T that of the other tensors.
+template <typename T, int kVec, Locations kLocations, typename V = T>
 __global__ void __launch_bounds__(kForwardThreads)
     forward_kernel(const __grid_constant__ Problem problem,
                    const __grid_constant__ ForwardArguments arguments) {
@@ -66,7 +68,7 @@ __global__ void __launch_bounds__(kForwardThreads)
   Real total_weight = 0;
 
   const int cell_stride = static_cast<int>(problem.num_heads * problem.head_dim);
-  const T* const head_value = static_cast<const T*>(arguments.value) +
+  const V* const head_value = static_cast<const V*>(arguments.value) +
                               batch * problem.num_cells * cell_stride + head * problem.head_dim +
                               channel;
 
@@ -76,7 +78,7 @@ __global__ void __launch_bounds__(kForwardThreads)
                                    problem.int64_shapes, level_index, problem.num_cells);
     const Real width = static_cast<Real>(level.width);
     const Real height = static_cast<Real>(level.height);
-    const T* const level_value = head_value + static_cast<int64_t>(level.start) * cell_stride;
+    const V* const level_value = head_value + static_cast<int64_t>(level.start) * cell_stride;
     const int64_t line_stride = static_cast<int64_t>(level.width) * cell_stride;
     const int num_points = problem.points_per_level[level_index];
 
@@ -117,12 +119,12 @@ __global__ void __launch_bounds__(kForwardThreads)
       if (!level.valid || !touches(x, width) || !touches(y, height)) continue;
 
       const Corners<Real> corner = corners(x, y, level);
-      const T* const top_left = level_value + static_cast<int64_t>(corner.top_left) * cell_stride;
+      const V* const top_left = level_value + static_cast<int64_t>(corner.top_left) * cell_stride;
       // All four loads are in flight before the first is used.
-      Vector<T, kVec> value[4];
+      Vector<V, kVec> value[4];
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        value[c] = load_if<T, kVec>(
+        value[c] = load_if<V, kVec>(
             corner.inside[c], top_left + (c >= 2 ? line_stride : 0) + (c % 2 ? cell_stride : 0));
       }
 #pragma unroll
@@ -135,7 +137,8 @@ __global__ void __launch_bounds__(kForwardThreads)
   }
 
   if constexpr (kLocations != Locations::kGiven) {
-    const Real scale = Real(1) / total_weight;
+    Real scale = Real(1) / total_weight;
+    if constexpr (!std::is_same_v<V, T>) scale *= problem.value_scale;
 #pragma unroll
     for (int k = 0; k < kVec; ++k) sums[k] *= scale;
   }
@@ -154,8 +157,23 @@ bool can_vectorise(const Problem& problem, const ForwardArguments& arguments) {
 }
 
 template <typename T>
+cudaError_t launch_forward_int8(const Problem& problem, const ForwardArguments& arguments,
+                                cudaStream_t stream) {
+  const int64_t channels =
+      problem.batch_size * problem.num_queries * problem.num_heads * problem.head_dim;
+  return with_constant<1, 2>(static_cast<int>(problem.locations), [&](auto locations) {
+    constexpr auto kLocations = static_cast<Locations>(decltype(locations)::value);
+    return launch_linear(forward_kernel<T, 1, kLocations, int8_t>, channels, kForwardThreads,
+                         stream, problem, arguments);
+  });
+}
+
+template <typename T>
 cudaError_t launch_forward(const Problem& problem, const ForwardArguments& arguments,
                            cudaStream_t stream) {
+  if constexpr (sizeof(T) == 2) {
+    if (problem.int8_value) return launch_forward_int8<T>(problem, arguments, stream);
+  }
   constexpr int kVec = 16 / sizeof(T);
   const bool vectors = can_vectorise<T>(problem, arguments) && aligned(arguments.output, 16);
   const int64_t channels =

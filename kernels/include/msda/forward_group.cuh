@@ -22,11 +22,14 @@
 //           sum is NaN, that zero may have met an infinite number, so the warp computes the tile
 //           again with masked samples; likewise where a level has a single row or column.
 // Sums      float values in float. 16-bit values: the four corners of a sample are blended in
-//           packed 16-bit arithmetic, and the samples are added up in float.
-// Registers sm_90: "many" and "medium" 64 or less (16-bit values: 1,024 threads a multiprocessor)
-// or
-//           80 (float: 768 threads); some of their forms spill 8 or 16 bytes a thread. "few" 128 or
-//           less (512 threads), no spills. 2,192 bytes of shared memory a block.
+//           packed 16-bit arithmetic, and the samples are added up in float. int8 values: weights
+//           are integers of 16 bits, and an instruction multiplies two of them with the bytes of
+//           two corners and adds both products to a sum of 32 bits. Half as many bytes come from
+//           L1, and the sums are exact.
+// Registers sm_90: "many" and "medium" 64 or less (16-bit and int8 values: 1,024 threads a
+//           multiprocessor) or 80 (float: 768 threads); some of their forms spill 8 or 16 bytes a
+//           thread, but not those of int8 values. "few" 128 or less (512 threads), no spills. 2,192
+//           bytes of shared memory a block.
 // Limits    Deterministic: no atomics, a fixed order of sums.
 #pragma once
 
@@ -49,6 +52,7 @@ __device__ __forceinline__ bool forward_tile(const Problem& problem,
   using T = typename Config::Type;
   constexpr int kLanes = Config::kLanes;
   constexpr int kChunks = Config::kChunks;
+  constexpr int kOutputBytes = Config::spec.head_dim * sizeof(T);  // of a head
   const int num_heads =
       Config::spec.num_heads > 0 ? Config::spec.num_heads : static_cast<int>(problem.num_heads);
   const int head_groups = (num_heads + Config::kHeads - 1) / Config::kHeads;
@@ -76,14 +80,14 @@ __device__ __forceinline__ bool forward_tile(const Problem& problem,
     value[k] =
         opaque(static_cast<const char*>(arguments.value) + batch * problem.num_cells * cell_bytes +
                (head < num_heads ? head : 0) * Config::kHeadBytes +
-               ((k ^ rotation) * kLanes + threadIdx.x % kLanes) * 16);
+               ((k ^ rotation) * kLanes + threadIdx.x % kLanes) * Config::kChunkBytes);
   }
   ForwardLane<Config, kMasked> lane(problem, arguments, shared, item, query_index, value,
                                     cell_bytes);
   lane.add();
   if (!kMasked && __any_sync(kFullMask, lane.has_nan() || shared.narrow)) return true;
   T* const output = reinterpret_cast<T*>(static_cast<char*>(arguments.output) +
-                                         static_cast<uint64_t>(written) * Config::kHeadBytes);
+                                         static_cast<uint64_t>(written) * kOutputBytes);
   lane.finish(written == kNoItem ? nullptr : output, rotation);
   return false;
 }

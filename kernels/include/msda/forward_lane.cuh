@@ -31,6 +31,8 @@ class ForwardLane {
  public:
   using T = typename Config::Type;
   using Input = typename Config::Input;
+  using Weight = typename Config::Weight;
+  using Corner = std::conditional_t<Config::kInt8Value, uint2, uint4>;
   static constexpr GroupSpec kSpec = Config::spec;
   static constexpr int kLanes = Config::kLanes;
   static constexpr int kChunks = Config::kChunks;
@@ -82,10 +84,12 @@ class ForwardLane {
   // Whether a sum is NaN.
   __device__ __forceinline__ bool has_nan() const {
     float sum = 0;
+    if constexpr (!Config::kInt8Value) {
 #pragma unroll
-    for (int k = 0; k < kChunks; ++k) {
+      for (int k = 0; k < kChunks; ++k) {
 #pragma unroll
-      for (int i = 0; i < Config::kChunkChannels; ++i) sum += sums_[k][i];
+        for (int i = 0; i < Config::kChunkChannels; ++i) sum += sums_[k][i];
+      }
     }
     return sum != sum;
   }
@@ -99,12 +103,16 @@ class ForwardLane {
     } else if constexpr (!kFused && Config::kRelativeWeights) {
       scale = relative_.largest;
     }
+    if constexpr (Config::kInt8Value) scale *= problem_.value_scale / kFixedOne;
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) {
+      float result[Config::kChunkChannels];
 #pragma unroll
-      for (int i = 0; i < Config::kChunkChannels; ++i) sums_[k][i] *= scale;
+      for (int i = 0; i < Config::kChunkChannels; ++i) {
+        result[i] = static_cast<float>(sums_[k][i]) * scale;
+      }
       if (output != nullptr) {
-        store_chunk(output + ((k ^ rotation) * kLanes + lane()) * Config::kChunkChannels, sums_[k]);
+        store_chunk(output + ((k ^ rotation) * kLanes + lane()) * Config::kChunkChannels, result);
       }
     }
   }
@@ -186,8 +194,8 @@ class ForwardLane {
       for (int i = 0; i < kWeights; ++i) own_weight[i] *= scale;
     }
 
-    Sample<T> round_samples[kRounds > 0 ? kRounds : 1][4];
-    Sample<T> samples[Config::kSamplesFirst && kRest > 0 ? kRest : 1];
+    Sample<Weight> round_samples[kRounds > 0 ? kRounds : 1][4];
+    Sample<Weight> samples[Config::kSamplesFirst && kRest > 0 ? kRest : 1];
     const auto make_rest = [&](int i) {
       return make_own(location[i][0], location[i][1], own_weight[kRoundLevels + i], reference[i],
                       level_at(kRoundLevels + i), 4);
@@ -210,8 +218,8 @@ class ForwardLane {
     for (int r = 0; r < kRounds; ++r) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        add_samples<4, false>(SamplesOfLane<T>{round_samples[r], i}, level_at(r * 4 + i).width, 4,
-                              is_coarsest(r * 4 + i));
+        add_samples<4, false>(SamplesOfLane<Weight>{round_samples[r], i}, level_at(r * 4 + i).width,
+                              4, is_coarsest(r * 4 + i));
       }
     }
 #pragma unroll
@@ -220,7 +228,7 @@ class ForwardLane {
         if (i + 1 < kRest) reference[i + 1] = load_reference(kRoundLevels + i + 1);
         samples[0] = make_rest(i);
       }
-      add_samples<4, false>(SampleOfEachLane<T>{samples[Config::kSamplesFirst ? i : 0]},
+      add_samples<4, false>(SampleOfEachLane<Weight>{samples[Config::kSamplesFirst ? i : 0]},
                             level_at(kRoundLevels + i).width, 4, is_coarsest(kRoundLevels + i));
     }
   }
@@ -253,33 +261,33 @@ class ForwardLane {
       const Reference reference = next_reference;
       if (level_index + 1 < num_levels) next_reference = load_reference(level_index + 1);
       for (int first = 0; first < level_points; first += kLanes) {
-        Sample<T> own;
+        Sample<Weight> own;
         if (first + lane() < level_points) {
           own = make_own(next_location[0], next_location[1], next_weight[0], reference, level,
                          level_points);
         }
         // The last round of a level may be short; the next level begins with the first lane.
         load_point(level_start + min(first + kLanes, level_points) + lane());
-        add_samples<kLanes, true>(SampleOfEachLane<T>{own}, level.width, level_points - first);
+        add_samples<kLanes, true>(SampleOfEachLane<Weight>{own}, level.width, level_points - first);
       }
     }
   }
 
   // A sample from the numbers that the lane has read: a location or an offset (x, y), and a weight
   // or a logit.
-  __device__ __forceinline__ Sample<T> make_own(float x, float y, float weight,
-                                                const Reference& reference, const LevelType& level,
-                                                int level_points) {
+  __device__ __forceinline__ Sample<Weight> make_own(float x, float y, float weight,
+                                                     const Reference& reference,
+                                                     const LevelType& level, int level_points) {
     const float width = level.real_width();
     const float height = level.real_height();
     if constexpr (Config::kRelativeWeights && !kNormaliseFirst) weight = relative_(weight);
     const auto make = [&](auto coordinate_x, auto coordinate_y) {
       if constexpr (kMasked) {
-        return make_sample<T>(masked_axis(coordinate_x, width), masked_axis(coordinate_y, height),
-                              weight, level);
+        return make_sample<Weight>(masked_axis(coordinate_x, width),
+                                   masked_axis(coordinate_y, height), weight, level);
       } else {
-        return make_sample<T>(clamped_axis(coordinate_x, width), clamped_axis(coordinate_y, height),
-                              weight, level);
+        return make_sample<Weight>(clamped_axis(coordinate_x, width),
+                                   clamped_axis(coordinate_y, height), weight, level);
       }
     };
     if constexpr (kFused) {
@@ -289,10 +297,10 @@ class ForwardLane {
         scale = make_float2(pixels_per_offset(reference.size[0], level_points, width),
                             pixels_per_offset(reference.size[1], level_points, height));
       }
-      return make(offset_coordinate<T>(reference.center[0], x, scale.x, width),
-                  offset_coordinate<T>(reference.center[1], y, scale.y, height));
+      return make(offset_coordinate<Weight>(reference.center[0], x, scale.x, width),
+                  offset_coordinate<Weight>(reference.center[1], y, scale.y, height));
     } else {
-      return make(location_coordinate<T>(x, width), location_coordinate<T>(y, height));
+      return make(location_coordinate<Weight>(x, width), location_coordinate<Weight>(y, height));
     }
   }
 
@@ -300,8 +308,8 @@ class ForwardLane {
     return Config::kKeepsCoarsestLevel && level_index + 1 == kSpec.num_levels;
   }
 
-  __device__ __forceinline__ static uint4 load_corner(const char* address, bool keeps) {
-    const auto words = reinterpret_cast<const uint4*>(address);
+  __device__ __forceinline__ static Corner load_corner(const char* address, bool keeps) {
+    const auto words = reinterpret_cast<const Corner*>(address);
     if constexpr (!Config::kWholeLines) {
       return load_word<Cached::kNormal>(words);
     } else {
@@ -328,7 +336,7 @@ class ForwardLane {
   __device__ __forceinline__ void add_samples(const Samples& held, int32_t width, int count,
                                               bool keeps = false) {
     constexpr int kInFlight = kSpec.samples_in_flight < kMost ? kSpec.samples_in_flight : kMost;
-    Sample<T> sample[kInFlight];
+    Sample<Weight> sample[kInFlight];
     // Cells travel first, while the corners of earlier samples are on their way: addresses wait for
     // them.
     const auto receive_cells = [&](int start) {
@@ -361,7 +369,7 @@ class ForwardLane {
           }
         }
       }
-      Sample<T> weighted[kInFlight];
+      Sample<Weight> weighted[kInFlight];
 #pragma unroll
       for (int j = 0; j < kInFlight; ++j) {
         weighted[j].cell_word = sample[j].cell_word;
@@ -383,8 +391,8 @@ class ForwardLane {
   const float* references_;
   const char* value_[kChunks];
   int32_t cell_bytes_;
-  float sums_[kChunks][Config::kChunkChannels] = {};
-  uint4 corner_[kSpec.samples_in_flight][kChunks][4] = {};
+  typename Config::Sum sums_[kChunks][Config::kChunkChannels] = {};
+  Corner corner_[kSpec.samples_in_flight][kChunks][4] = {};
   RelativeWeights<kFused, kLanes> relative_;
   float total_weight_ = 0;
 };

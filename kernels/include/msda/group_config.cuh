@@ -6,6 +6,7 @@
 
 #include <type_traits>
 
+#include "msda/group_sample.cuh"
 #include "msda/params.h"
 #include "msda/tiles.cuh"
 
@@ -17,6 +18,7 @@ struct GroupSpec {
   int head_dim = 32;  // D
   Locations locations = Locations::kGiven;
   bool float_inputs = false;  // 16-bit values with float locations and weights
+  bool int8_value = false;    // with the other tensors in 16 bits
   int num_heads = 0;          // M; 0: read at run time
   int num_levels = 0;         // L, each of four points; 0: any levels and points
   // The launch. Persistent blocks are as many as the GPU holds, and go from tile to tile; otherwise
@@ -35,15 +37,20 @@ struct GroupConfig {
   static constexpr bool kFused = kSpec.locations != Locations::kGiven;  // softmax, offsets inside
   static constexpr bool kBoxes = kSpec.locations == Locations::kReferenceBoxes;
   static constexpr bool kKnownLevels = kSpec.num_levels > 0;
+  static constexpr bool kInt8Value = kSpec.int8_value;
   using Input = std::conditional_t<kSpec.float_inputs, float, T>;  // of locations and weights
+  using Weight = std::conditional_t<kInt8Value, Fixed16, T>;       // of corners
+  using Sum = std::conditional_t<kInt8Value, int32_t, float>;
 
   // ---- The shape of a block ---------------------------------------------------------------------
-  // A lane holds kChunks of 16 bytes of a head's channels. A group of kLanes neighbouring lanes
-  // makes one (n,q,m). A block takes the heads that share a 128-byte line of value.
+  // A lane holds kChunks of a head's channels: 16 bytes of the output, and as many of value, or 8
+  // of int8. A group of kLanes neighbouring lanes makes one (n,q,m). A block takes the heads that
+  // share a 128-byte line of value.
   static constexpr int kChunkChannels = 16 / sizeof(T);
+  static constexpr int kChunkBytes = kInt8Value ? 8 : 16;  // of value
   static constexpr int kChunks = sizeof(T) / 2;
   static constexpr int kLanes = kSpec.head_dim / (kChunkChannels * kChunks);
-  static constexpr int kHeadBytes = kSpec.head_dim * sizeof(T);
+  static constexpr int kHeadBytes = kSpec.head_dim * (kInt8Value ? 1 : sizeof(T));  // of value
   static constexpr int kHeads = kHeadBytes < 128 ? 128 / kHeadBytes : 1;
   static constexpr int kQueries = kSpec.threads / kLanes / kHeads;  // of a tile
   static constexpr int kTileHeight = kQueries / kTileWidth;
@@ -81,6 +88,7 @@ struct GroupConfig {
   static_assert(kTileHeight >= 1 && kQueries == kTileHeight * kTileWidth);
   static_assert(kLanes % kSpec.samples_in_flight == 0 || kSpec.samples_in_flight % kLanes == 0);
   static_assert(!kKnownLevels || kLanes == 4);
+  static_assert(!kInt8Value || (kFused && k16Bit && kKnownLevels));
 };
 
 }  // namespace msda

@@ -28,6 +28,10 @@ __device__ __forceinline__ int32_t masked_cell(uint32_t cell_word) {
   return static_cast<int32_t>(cell_word) >> kMaskBits;
 }
 
+// The type of weights that are multiplied with int8 values: integers, kFixedOne for 1.
+struct Fixed16 {};
+inline constexpr float kFixedOne = 32767.0f;
+
 template <typename T>
 struct Sample {
   uint32_t cell_word = 0;
@@ -113,6 +117,17 @@ __device__ __forceinline__ ClampedAxis clamped_axis(FastCoordinate coordinate, f
 
 // ---- Samples ------------------------------------------------------------------------------------
 
+template <typename T>
+__device__ __forceinline__ uint32_t pack_weights(float low, float high) {
+  if constexpr (std::is_same_v<T, Fixed16>) {
+    // The low 16 bits of each float are the rounded integer.
+    return select_bytes<0x5410>(__float_as_uint(fmaf(low, kFixedOne, kRounder)),
+                                __float_as_uint(fmaf(high, kFixedOne, kRounder)));
+  } else {
+    return pack<T>(low, high);
+  }
+}
+
 // weight_y, weight_x: of the lower and the higher cell of each axis.
 template <typename T>
 __device__ __forceinline__ void set_weights(Sample<T>& sample, const float (&weight_y)[2],
@@ -121,8 +136,8 @@ __device__ __forceinline__ void set_weights(Sample<T>& sample, const float (&wei
 #pragma unroll
     for (int c = 0; c < 4; ++c) sample.weight[c] = weight_y[c / 2] * weight_x[c % 2];
   } else {
-    sample.top = pack<T>(weight_y[0] * weight_x[0], weight_y[0] * weight_x[1]);
-    sample.bottom = pack<T>(weight_y[1] * weight_x[0], weight_y[1] * weight_x[1]);
+    sample.top = pack_weights<T>(weight_y[0] * weight_x[0], weight_y[0] * weight_x[1]);
+    sample.bottom = pack_weights<T>(weight_y[1] * weight_x[0], weight_y[1] * weight_x[1]);
   }
 }
 
@@ -215,6 +230,29 @@ __device__ __forceinline__ void blend(const Sample<T>& sample, const uint4 (&cor
     const float2 both = unpack(pair);
     sums[2 * i] += both.x;
     sums[2 * i + 1] += both.y;
+  }
+}
+
+// The same for 8 bytes of int8. A corner that the mask does not name has the weight zero.
+template <bool kMasked>
+__device__ __forceinline__ void blend(const Sample<Fixed16>& sample, const uint2 (&corner)[4],
+                                      int32_t (&sums)[8]) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const uint2 left = corner[2 * row], right = corner[2 * row + 1];
+      const uint32_t left_word = i == 0 ? left.x : left.y, right_word = i == 0 ? right.x : right.y;
+      const uint32_t weights = row == 0 ? sample.top : sample.bottom;
+      // Channels 0 and 1, then 2 and 3 of the word: each from the left and the right corner.
+      const uint32_t first = select_bytes<0x5140>(left_word, right_word);
+      const uint32_t second = select_bytes<0x7362>(left_word, right_word);
+      int32_t* const four = sums + 4 * i;
+      four[0] = multiply_add_bytes<false>(weights, first, four[0]);
+      four[1] = multiply_add_bytes<true>(weights, first, four[1]);
+      four[2] = multiply_add_bytes<false>(weights, second, four[2]);
+      four[3] = multiply_add_bytes<true>(weights, second, four[3]);
+    }
   }
 }
 

@@ -10,6 +10,7 @@
 //   K  points of all levels, sum of P_l
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -47,6 +48,10 @@ struct Problem {
   // projection that makes offsets and logits.
   int64_t location_stride = 0;
   int64_t weight_stride = 0;
+  // Whether the value is int8, and stands for its numbers times value_scale. value_type is then
+  // that of the output alone.
+  bool int8_value = false;
+  float value_scale = 1;
 
   bool empty() const {
     return batch_size == 0 || num_queries == 0 || num_heads == 0 || head_dim == 0;
@@ -128,6 +133,17 @@ inline std::string check(const Problem& problem) {
     return std::string(what) + " should be " + std::to_string(expected) + ", got " +
            std::to_string(actual);
   };
+  if (problem.int8_value) {
+    if (problem.locations == Locations::kGiven || size_of(problem.value_type) != 2 ||
+        problem.location_type != problem.value_type || problem.weight_type != problem.value_type) {
+      return "value: should be int8 only with sampling_offsets and attention_logits that are both "
+             "float16 or both bfloat16";
+    }
+    if (!(problem.value_scale > 0 && std::isfinite(problem.value_scale))) {
+      return "value_scale: should be a finite number above 0, got " +
+             std::to_string(problem.value_scale);
+    }
+  }
   const auto accumulates = [&](DataType type) {
     return type == problem.value_type ||
            (type == DataType::kFloat32 && problem.value_type != DataType::kFloat64);

@@ -14,7 +14,6 @@
 
 namespace msda {
 
-__device__ __forceinline__ int32_t widen(int8_t x) { return x; }
 __device__ __forceinline__ float widen(__nv_fp8_e4m3 x) { return static_cast<float>(x); }
 
 // `inverse` is the reciprocal of the output's scale.

@@ -10,6 +10,7 @@ template <typename T>
 using Accumulate = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 __device__ __forceinline__ float widen(float x) { return x; }
+__device__ __forceinline__ int32_t widen(int8_t x) { return x; }
 __device__ __forceinline__ double widen(double x) { return x; }
 __device__ __forceinline__ float widen(__half x) { return __half2float(x); }
 __device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }

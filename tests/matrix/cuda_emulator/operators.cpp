@@ -18,7 +18,7 @@ namespace {
 using emulator::GuardedTensor;
 
 // emulated_kernels.py has a copy of this struct.
-static_assert(std::is_standard_layout_v<msda::Problem> && sizeof(msda::Problem) == 224);
+static_assert(std::is_standard_layout_v<msda::Problem> && sizeof(msda::Problem) == 232);
 static_assert(std::is_standard_layout_v<msda::WindowProblem> && sizeof(msda::WindowProblem) == 64);
 
 // Memory of the caller, from a tensor's first element to its last. null: the operator has no such
