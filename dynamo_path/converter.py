@@ -38,6 +38,7 @@ from trt_plugin.library import (
 TARGETS = {
     torch.ops.msda.attention.default: ATTENTION,
     torch.ops.msda.fused_attention.default: FUSED_ATTENTION,
+    torch.ops.msda.quantized_fused_attention.default: FUSED_ATTENTION,
     packed_attention: FUSED_ATTENTION,
     torch.ops.msda.window_attention.default: WINDOW_ATTENTION,
     torch.ops.msda.group_norm.default: GROUP_NORM,
@@ -60,6 +61,7 @@ FIELDS = (
     "scale",
     "x_scale",
     "hidden_scale",
+    "value_scale",
 )
 """Arguments that are fields of the plugins."""
 FLOAT_TYPES = {"FLOAT": torch.float32, "HALF": torch.float16, "BF16": torch.bfloat16}
@@ -187,7 +189,9 @@ def convert(ctx: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any], 
     }
     # Another converter may have promoted a tensor, which then gets the last type that the plugin takes.
     operator, inputs = TARGETS[target], []
-    own = next(iter(tensors.values())).dtype.name
+    # Values in int8 have offsets and logits of one floating type.
+    first = "projection" if target is packed_attention else "sampling_offsets"
+    own = (tensors[first] if "value_scale" in fields else next(iter(tensors.values()))).dtype.name
     for argument, tensor in tensors.items():
         accepted = [own] if operator in ONE_TYPE else [own, "FLOAT"]
         if argument == "reference_points" or (operator == LINEAR_MAX and argument != "x"):

@@ -22,6 +22,7 @@ from dynamo_path.constant_reshapes import simplify_reshapes
 from dynamo_path.fused_quantized_feed_forwards import fuse_quantized_feed_forwards
 from dynamo_path.fused_quantized_layer_norms import fuse_quantized_layer_norms
 from dynamo_path.fused_quantized_linears import fuse_quantized_linears
+from dynamo_path.fused_quantized_values import fuse_quantized_values
 from dynamo_path.packed_projections import pack_projections
 from dynamo_path.quantized_layers import quantize_layers
 from dynamo_path.written_out_linears import write_out_for_tensorrt
@@ -215,6 +216,7 @@ def patched_interpreter(
                 fuse_quantized_linears(module, request.precision)
                 fuse_quantized_layer_norms(module)
                 fuse_quantized_feed_forwards(module)
+                fuse_quantized_values(module)
             super().__init__(module, *args, **kwargs)
             missing = self.validate_conversion()
             if missing:

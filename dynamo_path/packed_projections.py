@@ -27,11 +27,13 @@ def packed_attention(
     reference_points: Tensor,
     projection: Tensor,
     points_per_level: Sequence[int] | None = None,
+    value_scale: float | None = None,
 ) -> Tensor:
     """Runs `msda.fused_attention` on offsets and logits that are columns of one tensor.
 
     Args:
         value, spatial_shapes, level_start_index, reference_points, points_per_level: as `fused_attention`.
+        value_scale: of an int8 value, as `msda.quantized_fused_attention`.
         projection: [N, Q, 3 * M * K] for K points of all levels: offsets [M, K, 2] of a query, then its
             logits [M, K].
 
@@ -42,15 +44,11 @@ def packed_attention(
     samples = projection.shape[-1] // 3
     offsets, logits = projection.split([2 * samples, samples], -1)
     points = (levels, samples // heads // levels) if points_per_level is None else (samples // heads,)
-    return msda.fused_attention(
-        value,
-        spatial_shapes,
-        level_start_index,
-        reference_points,
-        offsets.unflatten(-1, (heads, *points, 2)),
-        logits.unflatten(-1, (heads, -1)),
-        points_per_level,
-    )
+    tensors = value, spatial_shapes, level_start_index, reference_points
+    samples = offsets.unflatten(-1, (heads, *points, 2)), logits.unflatten(-1, (heads, -1))
+    if value_scale is not None:
+        return msda.quantized_fused_attention(*tensors, *samples, value_scale, points_per_level)
+    return msda.fused_attention(*tensors, *samples, points_per_level)
 
 
 def pack_projections(module: torch.fx.GraphModule) -> int:

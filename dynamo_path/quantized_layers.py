@@ -66,10 +66,15 @@ def quantize_layers(module: torch.fx.GraphModule, ranges: Mapping[str, float], p
         names = number_keys(weight_key(weight.detach().cpu().numpy()) for weight in weights.values())
     chosen = {node: name for node, name in zip(weights, names, strict=True) if name in ranges}
     sources: dict[torch.fx.Node, float] = {}
+    values = []  # of MSDA
     for node, name in chosen.items():
         sources[node.args[0]] = ranges[name]
         if name + OUTPUT in ranges:
-            sources[node] = ranges[name + OUTPUT]
+            output = node
+            if node.target is LINEAR:
+                output = _masked(node)
+                values.append(output)
+            sources[output] = ranges[name + OUTPUT]
     expected = sum(not name.endswith(OUTPUT) for name in ranges)
     if len(chosen) < expected:
         missing = expected - len(chosen)
@@ -80,6 +85,8 @@ def quantize_layers(module: torch.fx.GraphModule, ranges: Mapping[str, float], p
         after = source.next
         scale = _add_scale(module, after, f"input_scale_{index}", torch.tensor(largest), precision)
         inputs[source] = _add_pair(module, after, source, scale, dtype, source)
+    for value in values:
+        value.replace_all_uses_with(inputs[value], delete_user_cb=lambda user: user.target is not quantize)
     for index, node in enumerate(chosen):
         with unset_fake_temporarily():
             axes = tuple(range(precision == "int8", weights[node].ndim))
@@ -93,6 +100,12 @@ def quantize_layers(module: torch.fx.GraphModule, ranges: Mapping[str, float], p
     module.graph.lint()
     module.recompile()
     return len(chosen)
+
+
+def _masked(node: torch.fx.Node) -> torch.fx.Node:
+    """Returns the result of a layer's product with a mask, that of a layer without a mask."""
+    (reader,) = node.users
+    return reader if reader.target is torch.ops.aten.mul.Tensor else node
 
 
 def _with_quantized_skip(

@@ -52,7 +52,9 @@ MAP_OPERATORS = {
     top_k_indices.TOP_K_INDICES: top_k_indices.TopKIndices,
 }
 """Bodies of the operators beside MSDA, which a file has if it has such nodes."""
-PACKED = "packed"  # attribute of fused nodes that only TensorRT gets, see `tensorrt.packed_projections`
+# Attributes of fused nodes that only TensorRT gets.
+PACKED = "packed"  # see `tensorrt.packed_projections`
+VALUE_SCALE = "value_scale"  # see `tensorrt.fused_quantized_values`
 
 _FLOAT = onnx.TensorProto.FLOAT
 _INT64 = onnx.TensorProto.INT64

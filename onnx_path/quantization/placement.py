@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from codetr.export.quantization_scales import LARGEST, scales_of
+from onnx_path.quantization.attention_values import attention_values
 from onnx_path.quantization.products import Product
 from onnx_path.surgery.graph.traversal import add_constant, free_name, is_op
 
@@ -47,17 +48,21 @@ FORMATS = {
 }
 
 
-def find_sources(graph: ir.Graph, products: Iterable[Product]) -> dict[ir.Value, list[Edge]]:
+def find_sources(graph: ir.Graph, products: Iterable[Product], precision: str) -> dict[ir.Value, list[Edge]]:
     """Returns the tensors to quantise, and the inputs that read them in 8 bits.
 
-    A sum that ends a convolutional block reads its skip connection in 8 bits, so that TensorRT adds it in the
-    kernel of the other convolution. The skip connection is the block's input, or a convolution of it.
+    MSDA reads its values in int8, see `attention_values`. A sum that ends a convolutional block reads its
+    skip connection in 8 bits, so that TensorRT adds it in the kernel of the other convolution. The skip
+    connection is the block's input, or a convolution of it.
     """
     by_node = {product.node: product for product in products}
     convolutions = {product.output for product in by_node.values() if product.is_convolution}
     sources: dict[ir.Value, list[Edge]] = {}
     for product in by_node.values():
         sources.setdefault(product.source, []).append((product.node, 0))
+        values = attention_values(product) if precision == "int8" else None
+        if values is not None:
+            sources[values[0]] = [(values[1], 0)]
     for node in graph:
         if not is_op(node, "Add") or convolutions.isdisjoint(node.inputs):
             continue
@@ -84,7 +89,7 @@ def insert_nodes(
         form: the 8-bit type.
     """
     writer = _Writer(graph, form)
-    for value, edges in find_sources(graph, products).items():
+    for value, edges in find_sources(graph, products, form.name).items():
         quantized = writer.quantize(value, ranges[value.name])
         for node, place in edges:
             node.replace_input_with(place, quantized)

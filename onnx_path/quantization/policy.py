@@ -7,7 +7,7 @@ it is, such as MSDA, softmax, normalisations and TopK. These products stay too:
 - heads: the layers that give outputs and top-k scores, and the layers that feed these alone;
 - the decoder: a few hundred rows gain less than quantising them costs;
 - the layers that read the image;
-- the layers around attention, see `AttentionFinder`;
+- the layers around attention, see `AttentionFinder`, but those that give MSDA its values in int8;
 - linear layers before a normalisation over cells, such as GroupNorm;
 - linear layers that merge cells, see `_merges_cells`;
 - convolutions that TensorRT does not run faster, see `Policy._is_slow`;
@@ -24,6 +24,7 @@ from collections.abc import Callable, Container
 import onnx_ir as ir
 
 from onnx_path import fp16_exceptions as rules
+from onnx_path.quantization.attention_values import attention_values
 from onnx_path.quantization.heads import HeadFinder, Leads
 from onnx_path.quantization.products import Product, find_products
 from onnx_path.quantization.rows import Rows, find_rows, is_attention, selected_indices
@@ -91,6 +92,8 @@ class Policy:
             return DECODER
         if self._is_input(product.source):
             return IMAGES
+        if self._precision == "int8" and attention_values(product) is not None:
+            return None
         if self._attention.is_around(product):
             return ATTENTION
         if _is_normalised(product.output, *_CELL_NORMALISATIONS):
@@ -159,8 +162,8 @@ class AttentionFinder:
 
     TensorRT computes queries, keys and values in one product, in the layout that its attention kernel reads.
     In 8 bits it does so for three layers that read the same tensor, not for one whose result is cut in three.
-    A node of window attention reads the result of one layer as it is. MSDA reads values in 16 bits. Behind
-    all of them, quantising takes a kernel of its own.
+    A node of window attention reads the result of one layer as it is. Behind them and behind MSDA, quantising
+    takes a kernel of its own.
     """
 
     def __init__(self, products: Container[ir.Node], static: set[ir.Value]) -> None:

@@ -169,11 +169,12 @@ class Quantizer:
         write_out_linears(copy, keep=lambda node: product_name(node) not in names)
         products = {product.output.name: product for product in find_products(copy.graph)}
         chosen = [products[layer.product.output.name] for layer in layers]
-        ranges.check_ranges({x.name: self._ranges[x.name] for x in find_sources(copy.graph, chosen)})
+        sources = find_sources(copy.graph, chosen, self.precision)
+        ranges.check_ranges({x.name: self._ranges[x.name] for x in sources})
         insert_nodes(copy.graph, chosen, self._ranges, FORMATS[self.precision])
         ir.passes.common.RemoveUnusedNodesPass()(copy)
         return ir.to_proto(copy)
 
     def _stable_names(self) -> dict[str, str]:
         products = [layer.product for layer in self.layers]
-        return ranges.stable_names(products, find_sources(self._graph, products))
+        return ranges.stable_names(products, find_sources(self._graph, products, self.precision))

@@ -24,6 +24,7 @@ from codetr.detector.onnxruntime_backend import limit_threads
 from codetr.errors import UsageError, one_line
 from codetr.export.weight_key import OUTPUT, number_keys
 from codetr.usable_cores import usable_cores
+from onnx_path.quantization.attention_values import attention_values
 from onnx_path.quantization.products import Product
 from onnx_path.surgery.graph.float32_models import in_float32
 from onnx_path.surgery.graph.onnx_session import CPU, CannotRun
@@ -112,13 +113,19 @@ def stable_names(products: Sequence[Product], sources: Container[ir.Value]) -> d
 
     Args:
         products: products of a graph, whose inputs get names.
-        sources: tensors to quantise. The outputs of products among them get names too, with the end `OUTPUT`.
+        sources: tensors to quantise. The outputs of products among them get names too, with the end `OUTPUT`,
+            and so do the values that products give MSDA.
 
     Returns:
         The names of tensors in the graph by their stable names.
     """
     names = dict(zip(number_keys(product.key for product in products), products, strict=True))
-    outputs = {name + OUTPUT: product.output for name, product in names.items() if product.output in sources}
+    outputs = {}
+    for name, product in names.items():
+        values = attention_values(product)
+        output = product.output if values is None else values[0]
+        if output in sources:
+            outputs[name + OUTPUT] = output
     inputs = {name: product.source for name, product in names.items()}
     return {name: value.name for name, value in (inputs | outputs).items()}
 

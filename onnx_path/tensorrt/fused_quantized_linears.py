@@ -24,10 +24,12 @@ import onnx_ir as ir
 from onnx_path.nodes.domain import DOMAIN, PLUGIN_ATTRIBUTES
 from onnx_path.nodes.linear import ACTIVATIONS
 from onnx_path.nodes.quantized_linear import pack_weights
+from onnx_path.opset import opset_of
 from onnx_path.quantization.qdq_nodes import EIGHT_BITS, SIXTEEN_BITS, scale_of, zero_type
 from onnx_path.surgery.graph.traversal import add_constant, attribute, constant, is_op
 from onnx_path.tensorrt.fused_quantized_feed_forwards import fuse_feed_forwards
 from onnx_path.tensorrt.fused_quantized_layer_norms import fuse_layer_norms
+from onnx_path.tensorrt.fused_quantized_values import fuse_values
 from trt_plugin.library import QUANTIZED_LINEAR
 
 
@@ -68,15 +70,16 @@ class QuantizedLayer:
 def fuse_quantized_linears(model: onnx.ModelProto, folder: Path) -> int:
     """Replaces the layers of a model that a kernel runs fast on the current GPU, in place.
 
-    The normalisations before them follow, see `onnx_path.tensorrt.fused_quantized_layer_norms`, and blocks of
-    two layers, see `onnx_path.tensorrt.fused_quantized_feed_forwards`.
+    The normalisations before them follow, see `onnx_path.tensorrt.fused_quantized_layer_norms`, blocks of two
+    layers, see `onnx_path.tensorrt.fused_quantized_feed_forwards`, and the values of MSDA, see
+    `onnx_path.tensorrt.fused_quantized_values`.
 
     Args:
         model: in the types that TensorRT gets.
         folder: location of weights outside of the model.
 
     Returns:
-        The number of layers.
+        The number of layers and values.
     """
     if not any(node.op_type == "DequantizeLinear" for node in model.graph.node):
         return 0
@@ -85,6 +88,9 @@ def fuse_quantized_linears(model: onnx.ModelProto, folder: Path) -> int:
     count = fuse_layers(changed, _is_fast)
     if count:
         fuse_feed_forwards(changed.graph, _is_fast_block)
+    count += fuse_values(changed.graph, opset_of(model))
+    if count:
+        ir.passes.common.RemoveUnusedNodesPass()(changed)
         model.CopyFrom(ir.to_proto(changed))
     return count
 

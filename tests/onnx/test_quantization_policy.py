@@ -338,7 +338,7 @@ def test_drawn_graphs(blocks, form, gelu, groups):
     model = ir.from_proto(drawing.finish())
     policy = Policy(model.graph, 20, form.name)
     chosen = {product.node for product in policy.quantized}
-    names = (value.name for value in find_sources(model.graph, policy.quantized))
+    names = (value.name for value in find_sources(model.graph, policy.quantized, form.name))
     insert_nodes(model.graph, policy.quantized, dict.fromkeys(names, 4.0), form)
     quantized: set[ir.Value] = set()
     for node in model.graph:
