@@ -75,6 +75,8 @@ WRONG_FIELDS = [
     (ATTENTION, "num_heads", [1], "INT32", 'unknown field "num_heads", expected points_per_level'),
     (FUSED_ATTENTION, "packed", [2], "INT32", "packed: expected one number"),
     (FUSED_ATTENTION, "packed", [1, 1], "INT32", "packed: expected one number"),
+    (FUSED_ATTENTION, "value_scale", [1], "INT32", "value_scale: expected one number of type FLOAT32"),
+    (FUSED_ATTENTION, "value_scale", [-0.5], "FLOAT32", "value_scale: expected a number above 0, got -0.5"),
     (WINDOW_ATTENTION, "window_size", [4.0], "FLOAT32", "window_size: expected one number"),
     (WINDOW_ATTENTION, "window_size", [0], "INT32", "shift: expected a number, got none"),
     (WINDOW_ATTENTION, "shift", [2], "INT64", "window_size: expected a number, got none"),
@@ -151,7 +153,7 @@ def test_creators_list_the_fields_of_a_network():
     flags = ["add_residual INT32 1", "multiply_mask INT32 1"]
     expected = {
         ATTENTION: ["points_per_level INT32 0"],
-        FUSED_ATTENTION: ["points_per_level INT32 0", "packed INT32 1"],
+        FUSED_ATTENTION: ["points_per_level INT32 0", "packed INT32 1", "value_scale FLOAT32 1"],
         WINDOW_ATTENTION: ["window_size INT32 1", "shift INT32 1"],
         GROUP_NORM: ["num_groups INT32 1", "eps FLOAT32 1"],
         LINEAR: ["activation INT32 1", *flags, "normalise INT32 1", "eps FLOAT32 1"],
@@ -291,6 +293,7 @@ INT32, INT64 = "int32:3,2 int32:3", "int64:3,2 int64:3"
 PAIRS, NONE = "float32:2,7,3,2", "float32:0,0,3,4"
 GROUPS = "num_groups=8;eps=0.5"
 PACKED, RAGGED, WINDOW = "packed=1", "points_per_level=3,6,1", "window_size=4;shift=2"
+OF_INT8 = "value_scale=0.5"
 PRODUCT = "activation=1;add_residual=0;multiply_mask=0;normalise=0;eps=0.00001"
 SUM = "activation=0;add_residual=1;multiply_mask=1;normalise=0;eps=0.00001"
 NORMED = "activation=0;add_residual=1;multiply_mask=0;normalise=1;eps=0.5"
@@ -307,6 +310,8 @@ GOOD = {
     (FUSED_ATTENTION, RAGGED): f"float16:0,9,4,8 {INT32} {NONE} float16:0,0,4,10,2 float16:0,0,4,10",
     (FUSED_ATTENTION, PACKED): f"float16:2,30,4,8 {INT64} {PAIRS} float16:2,7,180",
     (FUSED_ATTENTION, f"{PACKED};{RAGGED}"): f"bfloat16:2,30,4,8 {INT32} float32:2,7,3,4 float32:2,7,120",
+    (FUSED_ATTENTION, OF_INT8): f"int8:2,30,4,8 {INT64} {PAIRS} float16:2,7,4,3,5,2 float16:2,7,4,15",
+    (FUSED_ATTENTION, f"{PACKED};{OF_INT8}"): f"int8:2,30,4,8 {INT64} {PAIRS} bfloat16:2,7,180",
     (WINDOW_ATTENTION, WINDOW): "float16:2,9,7,96 float16:4,16,16 float16:96",
     (WINDOW_ATTENTION, "window_size=5;shift=0"): "bfloat16:0,5,1,48 bfloat16:1,25,25",
     (GROUP_NORM, GROUPS): "float16:2,9,7,64 float16:64 float16:64",
@@ -337,6 +342,8 @@ SAID = {
     RAGGED: "points_per_level=[3,6,1]",
     PACKED: "packed, equal points per level",
     f"{PACKED};{RAGGED}": "packed, points_per_level=[3,6,1]",
+    OF_INT8: "value_scale=0.5, equal points per level",
+    f"{PACKED};{OF_INT8}": "packed, value_scale=0.5, equal points per level",
     WINDOW: "window_size=4 shift=2",
     "window_size=5;shift=0": "window_size=5 shift=0",
     PRODUCT: "activation=1 add_residual=0 multiply_mask=0 normalise=0 eps=1e-05",
@@ -376,6 +383,9 @@ BAD = [
     (FUSED_ATTENTION, PACKED, 4, "float16:2,7,60", "with M=4 (from value), L=3 (from spatial_shapes)"),
     (FUSED_ATTENTION, PACKED, 4, "float16:2,7,0", "and P of 1 or more, got [2, 7, 0]"),
     (FUSED_ATTENTION, f"{PACKED};{RAGGED}", 4, "float32:2,7,180", "with 3*M*K=120 (from points_per_level"),
+    (FUSED_ATTENTION, OF_INT8, 0, "float16:2,30,4,8", "expected int8 (value_scale), got float16"),
+    (FUSED_ATTENTION, OF_INT8, 4, "float32:2,7,4,3,5,2", "expected float16 or bfloat16 (value_scale), got"),
+    (FUSED_ATTENTION, OF_INT8, 5, "float32:2,7,4,15", "expected float16 (as sampling_offsets), got float32"),
     (WINDOW_ATTENTION, WINDOW, 0, "float16:2,63,96", "expected [N, H, W, 3*C], got [2, 63, 96]"),
     (WINDOW_ATTENTION, WINDOW, 0, "float16:2,9,7,95", "expected [N, H, W, 3*C], got [2, 9, 7, 95]"),
     (WINDOW_ATTENTION, WINDOW, 0, "float16:2,9,7,90", "with C a multiple of heads=4 (from bias), got"),

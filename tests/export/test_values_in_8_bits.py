@@ -13,6 +13,7 @@ from torch import Tensor, nn
 pytest.importorskip("onnxruntime")
 
 import msda
+import trt_plugin
 from dynamo_path import fused_quantized_linears as dynamo_linears
 from dynamo_path.fused_quantized_values import fuse_quantized_values
 from dynamo_path.packed_projections import pack_projections, packed_attention
@@ -25,6 +26,7 @@ from onnx_path.quantization.calibration_data import CalibrationData
 from onnx_path.quantization.quantizer import Quantizer
 from onnx_path.surgery.graph import onnx_session
 from onnx_path.tensorrt import model_for_tensorrt
+from tests.onnx.map_nodes import build_engine
 from trt_plugin import library
 from trt_plugin.library import QUANTIZED_LINEAR
 
@@ -232,3 +234,19 @@ def test_graph(fast_layers, packed, monkeypatch):
     assert layer.args[7] == pytest.approx(4 / 127, rel=1e-3)  # a scale in float16
     assert node.args[0].meta["val"].dtype == torch.int8
     torch.testing.assert_close(module(*inputs), before, rtol=2e-2, atol=2e-2)
+
+
+# Engines.
+
+
+@pytest.mark.gpu
+def test_engine(exported, tmp_path):
+    """The engine's result is as far from onnxruntime's of the Q/DQ nodes as 16 bits let it be."""
+    _, feed, _, quantizer = exported
+    model = quantizer.quantize(quantizer.layers)
+    (expected,) = onnx_session.run(model, feed)
+    convert_precision(model, "fp16")
+    model_for_tensorrt.fit_to_tensorrt(model, tmp_path)
+    with trt_plugin.EngineRunner(build_engine(tmp_path, model)) as runner:
+        (found,) = runner(feed).values()
+    assert np.linalg.norm(found - expected) < 0.02 * np.linalg.norm(expected)

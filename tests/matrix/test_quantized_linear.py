@@ -112,10 +112,10 @@ def check(backend: Backend, inputs: Inputs, order: int = 0) -> None:
 
 
 MASKED, RESIDUAL, QUANTIZED = (False, True, False), (True, False, False), (False, False, True)
-PRODUCT = (False, False, False)
+PRODUCT, MASKED_QUANTIZED = (False, False, False), (False, True, True)
 FORMS = {
     (INT8, "pingpong_64x256"): (PRODUCT, MASKED),
-    (INT8, "pingpong_128x128"): (PRODUCT, MASKED, RESIDUAL, QUANTIZED),
+    (INT8, "pingpong_128x128"): (PRODUCT, MASKED, RESIDUAL, QUANTIZED, MASKED_QUANTIZED),
     (INT8, "cooperative_128x192"): (RESIDUAL,),
     (INT8, "cooperative_256x128"): (PRODUCT, MASKED, QUANTIZED),
     (FP8, "pingpong_64x128"): (PRODUCT, MASKED, QUANTIZED),
@@ -251,8 +251,10 @@ def test_choice(eight_bits: torch.dtype) -> None:
         kernel = fastest(sizes, (*form, problem.activation != "none"))
         switches = problem.residual, problem.masked, problem.activation != "none"
         assert switches in FORMS[eight_bits, kernel]
-    for form in (("none", True, True, False), ("none", True, False, True), ("none", False, True, True)):
+    for form in (("none", True, True, False), ("none", True, False, True)):
         assert fastest((900, 256, 256), form) == "plain"
+    form = "none", *MASKED_QUANTIZED
+    assert fastest((900, 256, 256), form) == ("pingpong_128x128" if eight_bits == INT8 else "plain")
 
 
 # M, K, N, activation, switches, and the kernel in INT8 and in FP8. The times in INT8 are those of
