@@ -14,6 +14,7 @@ MARKERS = {
     "attention": "o",
     "plugin": "+",
     "fused_attention": "s",
+    "fused_attention_int8": "*",
     "fused_plugin": "x",
     "nvidia_plugin": "^",
     "reference": "v",
