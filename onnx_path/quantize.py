@@ -83,7 +83,7 @@ class CalibrationOptions:
     size: Annotated[tuple[int, int] | None, parsed_by(parse_size, "HxW")] = None
     """Size of the pictures, for a file of dynamic sizes without metadata."""
     method: Literal["minmax", "entropy", "percentile"] | None = None
-    """Onnxruntime's calibrator. Default: percentile for int8, minmax for fp8."""
+    """Measure of ranges; percentile leaves out one number in 100,000. Default: percentile, for fp8 minmax."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device that runs the model; cuda needs onnxruntime-gpu."""
 
@@ -95,7 +95,7 @@ class QuantizationReport:
     Attributes:
         model: the file that was quantised.
         precision: "int8" or "fp8".
-        method: onnxruntime's calibrator.
+        method: as of the options.
         images: number of images that the ranges were measured on.
         ranges: file with the ranges.
         ranges_read: whether that file was there before.

@@ -39,6 +39,9 @@ class CalibrationData:
     read: Callable[[int], Sample]
     files: Sequence[Path] = ()
 
+    def __len__(self) -> int:
+        return self.runs
+
     def __iter__(self) -> Iterator[Sample]:
         return map(self.read, range(self.runs))
 

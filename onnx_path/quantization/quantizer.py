@@ -116,7 +116,7 @@ class Quantizer:
 
         Args:
             data: inputs of the model.
-            method: "minmax", "entropy" or "percentile", onnxruntime's calibrators.
+            method: "minmax", "entropy" or "percentile".
             cache: folder of the files.
             providers: onnxruntime's execution providers.
             advance: called with 1 after each run.

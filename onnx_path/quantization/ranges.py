@@ -1,4 +1,4 @@
-"""Largest magnitudes of tensors on calibration data, by onnxruntime's calibrators, and their cache."""
+"""Largest magnitudes of tensors on calibration data, as onnxruntime finds them, and their cache."""
 
 from __future__ import annotations
 
@@ -25,17 +25,16 @@ from codetr.errors import UsageError, one_line
 from codetr.export.weight_key import OUTPUT, number_keys
 from codetr.usable_cores import usable_cores
 from onnx_path.quantization.attention_values import attention_values
+from onnx_path.quantization.calibration_data import CalibrationData
+from onnx_path.quantization.percentiles import Percentile, add_percentiles
 from onnx_path.quantization.products import Product
 from onnx_path.surgery.graph.float32_models import in_float32
 from onnx_path.surgery.graph.onnx_session import CPU, CannotRun
 from onnx_path.tensorrt.model_for_tensorrt import LARGEST_FILE, save_model
 from trt_plugin.atomic_files import write_json
 
-CALIBRATORS = {
-    "minmax": calibrate.MinMaxCalibrater,
-    "entropy": calibrate.EntropyCalibrater,
-    "percentile": calibrate.PercentileCalibrater,
-}
+CALIBRATORS = {"minmax": calibrate.MinMaxCalibrater, "entropy": calibrate.EntropyCalibrater}
+"""Onnxruntime's, for all methods but "percentile"."""
 FORMAT = 2
 
 
@@ -54,7 +53,7 @@ class RangeCache:
         folder: folder of the files.
         model: hash of the weights of all products.
         data: hash of the calibration data.
-        method: key of `CALIBRATORS`.
+        method: "minmax", "entropy" or "percentile".
     """
 
     folder: Path
@@ -133,7 +132,7 @@ def stable_names(products: Sequence[Product], sources: Container[ir.Value]) -> d
 def measure_ranges(
     model: onnx.ModelProto,
     tensors: Iterable[str],
-    samples: Iterable[Mapping[str, np.ndarray]],
+    samples: CalibrationData | Sequence[Mapping[str, np.ndarray]],
     method: str,
     providers: Sequence[str] = CPU,
     advance: Callable[[int], None] = lambda count: None,
@@ -144,19 +143,21 @@ def measure_ranges(
         model: with its weights, in float32 or 16 bits. It runs in float32.
         tensors: names of floating tensors of the model.
         samples: inputs of each run.
-        method: key of `CALIBRATORS`.
+        method: "minmax", "entropy" or "percentile".
         providers: onnxruntime's execution providers.
         advance: called with 1 after each run.
 
     Raises:
         CannotRun: onnxruntime does not run the model.
-        RangeError: a tensor has non-finite numbers, and the method needs a histogram of them.
+        RangeError: a tensor has non-finite numbers, and the method is "entropy".
     """
     tensors = set(tensors)
+    calibrated = onnx.ModelProto()
+    calibrated.CopyFrom(in_float32(model))
+    if method == "percentile":
+        return _percentiles(calibrated, tensors, samples, providers, advance)
     with tempfile.TemporaryDirectory(prefix="codetr-ranges-") as temporary:
         file, augmented = (Path(temporary) / name for name in ("model.onnx", "augmented.onnx"))
-        calibrated = onnx.ModelProto()
-        calibrated.CopyFrom(in_float32(model))
         large = calibrated.ByteSize() > LARGEST_FILE
         infos = {
             name: onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in tensors
@@ -170,7 +171,7 @@ def measure_ranges(
         calibrator.select_tensors_to_calibrate = lambda model: (tensors, infos)
         calibrator.augment_graph()
         calibrator.infer_session = _session(augmented, providers)
-        if method != "minmax":
+        if method == "entropy":
             calibrator.collector = _Histograms(calibrator)
         for inputs in samples:  # one by one: a calibrator keeps the tensors of all runs of a call
             try:
@@ -184,6 +185,31 @@ def measure_ranges(
         with contextlib.redirect_stdout(io.StringIO()):
             found = calibrator.compute_data()
     return {name: _largest(found[name].range_value) for name in tensors}
+
+
+def _percentiles(
+    model: onnx.ModelProto,
+    tensors: Iterable[str],
+    samples: CalibrationData | Sequence[Mapping[str, np.ndarray]],
+    providers: Sequence[str],
+    advance: Callable[[int], None],
+) -> dict[str, float]:
+    outputs = add_percentiles(model, tensors, len(samples))
+    found = {name: Percentile() for name in outputs}
+    names = [x.name for x in model.graph.output]
+    with tempfile.TemporaryDirectory(prefix="codetr-ranges-") as temporary:
+        file = Path(temporary) / "model.onnx"
+        save_model(model, file, Path())
+        session = _session(file, providers)
+        for inputs in samples:
+            try:
+                results = dict(zip(names, session.run(names, dict(inputs)), strict=True))
+            except Exception as error:  # as in `_session`
+                raise CannotRun(one_line(error)) from error
+            for name, percentile in found.items():
+                percentile.add(*(results[output] for output in outputs[name]))
+            advance(1)
+    return {name: percentile.value() for name, percentile in found.items()}
 
 
 def check_ranges(ranges: Mapping[str, float]) -> None:
