@@ -17,7 +17,16 @@ from torch._functorch import config as functorch_config
 import msda
 from benchmarks import operator_errors, timing, trt_engines
 from benchmarks.option_types import OneOrMore
-from benchmarks.problems import BATCHED, DISTRIBUTIONS, PEERS, REAL, AttentionInputs, FusedInputs, Problem
+from benchmarks.problems import (
+    BATCHED,
+    DISTRIBUTIONS,
+    PEERS,
+    REAL,
+    AttentionInputs,
+    FusedInputs,
+    Problem,
+    QuantizedFusedInputs,
+)
 from benchmarks.result_files import ResultFile
 from codetr.cli.argument_types import OutputFile
 from codetr.cli.program import run_program
@@ -227,7 +236,9 @@ def make_calls(
         prepared = [engine.prepare(one[:-1]) for one in inputs]
         return [lambda tensors=tensors: engine(tensors) for tensors in prepared]
     if method == "fused_attention_int8":
-        return [functools.partial(msda.quantized_fused_attention, *with_int8_value(one)) for one in inputs]
+        scales = [one.value.abs().max().item() / 127 for one in inputs]
+        quantized = [QuantizedFusedInputs.of(*pair) for pair in zip(inputs, scales, strict=True)]
+        return [functools.partial(msda.quantized_fused_attention, *one) for one in quantized]
     backwards = {
         "attention_backward": torch.ops.msda.attention_backward,
         "deterministic_backward": functools.partial(torch.ops.msda.attention_backward, deterministic=True),
@@ -252,13 +263,6 @@ def make_calls(
         return [lambda: msda.reference.attention(*inputs[0])]
     operator = {"attention": msda.attention, "fused_attention": msda.fused_attention}[method]
     return [lambda one=one: operator(*one) for one in inputs]
-
-
-def with_int8_value(inputs: FusedInputs) -> tuple:
-    """Returns the arguments of `msda.quantized_fused_attention`."""
-    value, *tensors, points = inputs
-    scale = value.abs().max().item() / 127
-    return (value / scale).round().to(torch.int8), *tensors, scale, points
 
 
 def output_gradient(inputs: AttentionInputs | FusedInputs) -> torch.Tensor:

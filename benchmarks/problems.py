@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 
 from msda.module import star
+from msda.quantized_linear_reference import quantize
 
 DISTRIBUTIONS = ("near", "uniform")
 """near: around the reference points, in the pattern of Deformable DETR's initialisation (head m in direction
@@ -46,6 +47,29 @@ class FusedInputs(NamedTuple):
     sampling_offsets: torch.Tensor  # [N, Q, M, L, P, 2] or [N, Q, M, K, 2]
     attention_logits: torch.Tensor  # [N, Q, M, K]
     points_per_level: list[int] | None
+
+
+class QuantizedFusedInputs(NamedTuple):
+    """The arguments of `msda.quantized_fused_attention`, in its order."""
+
+    value: torch.Tensor  # [N, S, M, D] int8
+    spatial_shapes: torch.Tensor
+    level_start_index: torch.Tensor
+    reference_points: torch.Tensor
+    sampling_offsets: torch.Tensor
+    attention_logits: torch.Tensor
+    value_scale: float
+    points_per_level: list[int] | None
+
+    @classmethod
+    def of(cls, inputs: FusedInputs, scale: float) -> QuantizedFusedInputs:
+        """Returns inputs with their value rounded to int8."""
+        value, *tensors, points = inputs
+        return cls(quantize(value.float() / scale, torch.int8), *tensors, scale, points)
+
+    def dequantized(self) -> FusedInputs:
+        """Returns the inputs with the exact numbers of the value, in float64."""
+        return FusedInputs(self.value.double() * self.value_scale, *self[1:6], self.points_per_level)
 
 
 @dataclass(frozen=True)

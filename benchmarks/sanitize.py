@@ -22,7 +22,7 @@ from benchmarks import quantized_feed_forward as feed_forwards
 from benchmarks import quantized_layer_norm as quantized_norms
 from benchmarks import top_k_indices as searches
 from benchmarks import window_attention as windows
-from benchmarks.problems import SMALL, AttentionInputs, FusedInputs, Problem
+from benchmarks.problems import SMALL, AttentionInputs, FusedInputs, Problem, QuantizedFusedInputs
 from codetr.cli.argument_types import Parameter, compile_patterns
 from codetr.cli.program import run_program
 from codetr.errors import ArgumentError
@@ -105,7 +105,7 @@ def cases() -> Iterator[tuple[str, float, Callable[[], float]]]:
             what = f"{problem.name} {dtype} {type(inputs).__name__} unaligned={unaligned}"
             yield what, operator_errors.TOLERANCE[dtype], partial(check, inputs, unaligned, index_dtype)
     for problem, dtype, unaligned in itertools.product(SMALL, DTYPES[1:3], (False, True)):
-        inputs = spoil(problem.fused_inputs(dtype, "cpu", "uniform", seed=1))
+        inputs = QuantizedFusedInputs.of(spoil(problem.fused_inputs(dtype, "cpu", "uniform", seed=1)), 0.025)
         what = f"{problem.name} {dtype} int8 value unaligned={unaligned}"
         yield what, operator_errors.TOLERANCE[dtype], partial(check_int8_value, inputs, unaligned)
     for dtype in DTYPES:
@@ -223,13 +223,11 @@ def check(inputs: AttentionInputs | FusedInputs, unaligned: bool, index_dtype: t
     return operator_errors.relative_error(output.cpu(), expected, floor)
 
 
-def check_int8_value(inputs: FusedInputs, unaligned: bool) -> float:
+def check_int8_value(inputs: QuantizedFusedInputs, unaligned: bool) -> float:
     """Runs `msda.quantized_fused_attention` on the GPU; returns its error against the CPU's reference."""
-    inputs = inputs._replace(value=(inputs.value * 40).round().clamp(-128, 127).to(torch.int8))
-    moved = [to_gpu(x, unaligned, x.dtype) if isinstance(x, torch.Tensor) else x for x in inputs]
-    *tensors, points = moved
-    found = msda.quantized_fused_attention(*tensors, 0.025, points).cpu()
-    expected = operator_errors.truth(inputs._replace(value=inputs.value.double() * 0.025))
+    moved = (to_gpu(x, unaligned, x.dtype) if isinstance(x, torch.Tensor) else x for x in inputs)
+    found = msda.quantized_fused_attention(*moved).cpu()
+    expected = operator_errors.truth(inputs.dequantized())
     return operator_errors.relative_error(found, expected, 0.1 * expected.numel() ** 0.5)
 
 

@@ -4,9 +4,9 @@
 the locations, and `quantized_fused_attention` does so with values in int8. `MultiScaleDeformableAttention`
 is the module around it. `window_attention` is the attention of Swin Transformer's windows, `group_norm`
 normalises maps with channels innermost, and `linear` is a linear layer with its activation, residual and
-mask. `quantized_linear` is the same of int8 or FP8 numbers, and
-`quantized_layer_norm` a layer normalisation that makes such numbers. `quantized_feed_forward` is the block of
-two such layers and a normalisation in DETR's encoders.
+mask. `quantized_linear` is the same of int8 or FP8 numbers, and `quantized_layer_norm` a layer normalisation
+that makes such numbers. `quantized_feed_forward` is the block of two such layers and a normalisation in
+DETR's encoders.
 `linear_max` is the largest output of a linear layer, and `top_k_indices` finds the largest numbers of rows.
 `image_input` resizes and normalises an image into a network's input. `reference`, `window_reference`,
 `group_norm_reference`, `linear_reference`, `quantized_linear_reference`, `quantized_layer_norm_reference`,

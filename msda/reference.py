@@ -97,7 +97,7 @@ def quantized_fused_attention(
 
     Reads `spatial_shapes` and `level_start_index`, so it synchronises with the GPU.
     """
-    sizes = checks.check_quantized_fused_attention(
+    checks.check_quantized_fused_attention(
         value,
         spatial_shapes,
         level_start_index,
@@ -108,9 +108,8 @@ def quantized_fused_attention(
         points_per_level,
     )
     levels = spatial_shapes, level_start_index, reference_points
-    offsets, logits = sampling_offsets.float(), attention_logits.float()
-    sizes = None if points_per_level is None else sizes
-    result = fused_attention(value.float() * value_scale, *levels, offsets, logits, sizes)
+    samples = sampling_offsets.float(), attention_logits.float()
+    result = fused_attention(value.float() * value_scale, *levels, *samples, points_per_level)
     return result.to(sampling_offsets.dtype).contiguous()
 
 

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from codetr.export.weight_key import weight_key
-from dynamo_path.quantized_layers import LAYERS, quantize_layers
+from dynamo_path.packed_projections import LINEAR
+from dynamo_path.quantized_layers import quantize_layers
 from dynamo_path.written_out_linears import write_out_for_tensorrt
 
 
@@ -17,9 +18,14 @@ def in_8_bits(network: nn.Module, inputs: tuple, precision: str, **options) -> t
     linears = (x for x in network.modules() if isinstance(x, nn.Linear))
     names = [f"{weight_key(x.weight.detach().numpy())}/0" for x in linears]
     write_out_for_tensorrt(program, names)
-    table = torch.export.default_decompositions()
-    for target in (LAYERS[0], torch.ops.aten.gelu.default):
-        table.pop(target, None)
-    module = program.run_decompositions(table).module()
+    module = lowered(program, torch.ops.aten.gelu.default)
     quantize_layers(module, dict.fromkeys(names, 3.0), precision)
     return module
+
+
+def lowered(program: torch.export.ExportedProgram, *kept: torch._ops.OpOverload) -> torch.fx.GraphModule:
+    """Decomposes a program, but for linear layers and the operators to keep, and returns its graph."""
+    table = torch.export.default_decompositions()
+    for target in (LINEAR, *kept):
+        table.pop(target, None)
+    return program.run_decompositions(table).module()

@@ -11,9 +11,10 @@ from onnx_path.surgery.graph import onnx_session
 
 pytest.importorskip("onnxruntime")
 
-from dynamo_path.quantized_layers import LAYERS, quantize_layers
+from dynamo_path.quantized_layers import quantize_layers
 from onnx_path.quantization.calibration_data import CalibrationData
 from onnx_path.quantization.quantizer import Quantizer
+from tests.export.graphs_in_8_bits import lowered
 
 
 class Network(nn.Module):
@@ -46,12 +47,6 @@ def exported(request, tmp_path_factory):
     inputs = {"images": images.numpy()}
     quantizer.calibrate(CalibrationData("key", 2, 1, lambda run: inputs), "minmax", folder)
     return program, images, quantizer
-
-
-def lowered(program: torch.export.ExportedProgram) -> torch.fx.GraphModule:
-    table = torch.export.default_decompositions()
-    table.pop(LAYERS[0], None)
-    return program.run_decompositions(table).module()
 
 
 def test_same_as_the_onnx_file(exported):

@@ -17,7 +17,7 @@ import trt_plugin
 from dynamo_path import fused_quantized_linears as dynamo_linears
 from dynamo_path.fused_quantized_values import fuse_quantized_values
 from dynamo_path.packed_projections import pack_projections, packed_attention
-from dynamo_path.quantized_layers import LAYERS, quantize_layers
+from dynamo_path.quantized_layers import quantize_layers
 from dynamo_path.written_out_linears import write_out_for_tensorrt
 from onnx_path.nodes.attention import FUSED_ATTENTION, add_function_bodies, translation_table
 from onnx_path.precision import convert_precision
@@ -26,12 +26,14 @@ from onnx_path.quantization.calibration_data import CalibrationData
 from onnx_path.quantization.quantizer import Quantizer
 from onnx_path.surgery.graph import onnx_session
 from onnx_path.tensorrt import model_for_tensorrt
+from tests.export.graphs_in_8_bits import lowered
 from tests.onnx.map_nodes import build_engine
 from trt_plugin import library
 from trt_plugin.library import QUANTIZED_LINEAR
 
 LEVELS = ((5, 9), (3, 4), (2, 3))
 CELLS = sum(height * width for height, width in LEVELS)
+NAMES = ["x", "references", "mask"]
 
 
 class Network(nn.Module):
@@ -70,16 +72,13 @@ def export(
     program = torch.export.export(network.eval(), inputs)
     model = torch.onnx.export(
         program,
-        input_names=["x", "references", "mask"],
+        input_names=NAMES,
         custom_translation_table=translation_table(),
         dynamo=True,
         verbose=False,
     ).model_proto
     add_function_bodies(model)
     return program, model
-
-
-NAMES = ("x", "references", "mask")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -191,13 +190,14 @@ def test_build_in_float32(exported, fast_layers):
 # The dynamo path.
 
 
-def graph_for_tensorrt(program: torch.export.ExportedProgram, quantizer: Quantizer) -> torch.fx.GraphModule:
+def graph_for_tensorrt(
+    program: torch.export.ExportedProgram, quantizer: Quantizer, packed: bool = True
+) -> torch.fx.GraphModule:
     names = quantizer.ranges_by_weights()
     write_out_for_tensorrt(program, names)
-    table = torch.export.default_decompositions()
-    table.pop(LAYERS[0], None)
-    module = program.run_decompositions(table).module()
-    pack_projections(module)
+    module = lowered(program)
+    if packed:
+        pack_projections(module)
     quantize_layers(module, names, "int8")
     return module
 
@@ -212,7 +212,7 @@ def test_same_numbers_as_the_file(exported, fast_layers):
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_graph(fast_layers, packed, monkeypatch):
+def test_graph(fast_layers, packed):
     """In 16 bits the attention reads what the layer quantises."""
     network, (x, references, mask) = Network().half(), network_inputs()
     network.shapes, network.starts = Network().shapes, Network().starts
@@ -220,9 +220,7 @@ def test_graph(fast_layers, packed, monkeypatch):
     program, model = export(network, inputs)
     quantizer = Quantizer(model, "int8")
     quantizer.assume_ranges(4.0)
-    if not packed:
-        monkeypatch.setitem(graph_for_tensorrt.__globals__, "pack_projections", lambda module: 0)
-    module = graph_for_tensorrt(program, quantizer)
+    module = graph_for_tensorrt(program, quantizer, packed)
     before = module(*inputs)
     dynamo_linears.fuse_quantized_linears(module, "int8")
     assert fuse_quantized_values(module) == 1

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,8 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import msda
-from benchmarks.operator_errors import TOLERANCE, relative_error
+from benchmarks.operator_errors import TOLERANCE, relative_error, truth
 from benchmarks.problems import Problem, pyramid
+from benchmarks.problems import QuantizedFusedInputs as Inputs
 from tests.matrix import backends, drawn_cases, emulated_kernels, operator_checks
 from tests.matrix.drawn_cases import Case
 from tests.matrix.map_operators import Backend, Row, emulator, map_tensors, matrix, misaligned, on_gpu
@@ -28,29 +27,9 @@ NARROW = replace(SMALL, name="narrow", spatial_shapes=((1, 9), (3, 4), (2, 1)))
 ENCODER = Problem("encoder", 2, ((9, 17), (5, 9), (3, 5), (2, 3)), 9 * 17 + 5 * 9 + 3 * 5 + 2 * 3)
 
 
-class Inputs(NamedTuple):
-    """The arguments of `msda.quantized_fused_attention`, in its order."""
-
-    value: Tensor
-    spatial_shapes: Tensor
-    level_start_index: Tensor
-    reference_points: Tensor
-    sampling_offsets: Tensor
-    attention_logits: Tensor
-    value_scale: float
-    points_per_level: list[int] | None
-
-    def truth(self) -> Tensor:
-        """The reference's result in float64, [N, Q, M * D]."""
-        value = self.value.double() * self.value_scale
-        tensors = (x.double() for x in self[3:6])
-        return msda.reference.fused_attention(value, *self[1:3], *tensors, self.points_per_level)
-
-
 def inputs_of(case: Case, dtype: torch.dtype, device: str = "cpu") -> Inputs:
     """A case with its value rounded to int8."""
-    value, *tensors, points = case.inputs(dtype, device)
-    return Inputs((value / SCALE).round().clamp(-128, 127).to(torch.int8), *tensors, SCALE, points)
+    return Inputs.of(case.inputs(dtype, device), SCALE)
 
 
 def check(backend: Backend, inputs: Inputs, order: int = 0) -> None:
@@ -60,7 +39,7 @@ def check(backend: Backend, inputs: Inputs, order: int = 0) -> None:
     """
     found = backend.compute(inputs, order)
     assert found.dtype == inputs.sampling_offsets.dtype and found.is_contiguous()
-    error = relative_error(found, inputs.truth(), 0.1 * math.sqrt(found.numel()))
+    error = relative_error(found, truth(inputs.dequantized()), 0.1 * math.sqrt(found.numel()))
     assert error <= TOLERANCE[found.dtype], f"relative error {error:.2e}"
 
 
@@ -176,7 +155,7 @@ def test_points_of_each_level(device: str) -> None:
     problem = Problem("", 1, ((3, 4), (2, 3)), 5, num_heads=2, head_dim=4, points_per_level=(3, 1))
     inputs = inputs_of(Case(problem, fused=True), torch.float16, device)
     found = msda.quantized_fused_attention(*inputs)
-    assert relative_error(found, inputs.truth()) <= TOLERANCE[torch.float16]
+    assert relative_error(found, truth(inputs.dequantized())) <= TOLERANCE[torch.float16]
 
 
 def test_export() -> None:
@@ -222,22 +201,23 @@ WRONG: tuple[Row, ...] = (
 )
 
 
-def without_points(row: Row) -> Callable[[Inputs], Inputs]:
-    """Inputs whose offsets have points in one dimension, for a row about points_per_level."""
-    if row.argument != "points_per_level":
-        return lambda inputs: inputs
-    return lambda inputs: inputs._replace(sampling_offsets=inputs.sampling_offsets.flatten(3, 4))
+def inputs_for(row: Row, device: str = "cpu") -> Inputs:
+    """Small inputs; their offsets have points in one dimension for a row about points_per_level."""
+    inputs = small(device)
+    if row.argument == "points_per_level":
+        return inputs._replace(sampling_offsets=inputs.sampling_offsets.flatten(3, 4))
+    return inputs
 
 
 @pytest.mark.parametrize("row", WRONG, ids=str)
 def test_wrong_argument(row: Row) -> None:
     for function in (msda.quantized_fused_attention, msda.reference.quantized_fused_attention):
-        row.check(function, without_points(row)(small()))
+        row.check(function, inputs_for(row))
 
 
 @pytest.mark.parametrize("row", WRONG, ids=str)
 def test_raw_operator_is_safe(row: Row, device: str) -> None:
-    row.check_raw(torch.ops.msda.quantized_fused_attention, without_points(row)(small(device)))
+    row.check_raw(torch.ops.msda.quantized_fused_attention, inputs_for(row, device))
 
 
 def test_strided_inputs(device: str) -> None:
