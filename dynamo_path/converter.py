@@ -61,6 +61,7 @@ FIELDS = (
     "scale",
     "x_scale",
     "hidden_scale",
+    "next_scale",
     "value_scale",
 )
 """Arguments that are fields of the plugins."""
@@ -161,7 +162,8 @@ def convert_scaling(ctx: Any, target: Any, args: Sequence[Any], kwargs: dict[str
 def convert(ctx: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any], name: str) -> Any:
     """Converts a call of one of `TARGETS`, with the signature that Torch-TensorRT calls.
 
-    The arguments are TensorRT's tensors or PyTorch's constants, the result is the plugin layer's tensor.
+    The arguments are TensorRT's tensors or PyTorch's constants, the result is the plugin layer's tensor, or a
+    tuple of several.
     """
     from torch_tensorrt.dynamo.conversion.converter_utils import cast_trt_tensor, get_trt_tensor
 
@@ -184,6 +186,9 @@ def convert(ctx: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any], 
             "eps": fields["eps"],
         }
         values = _inputs_of_linear(**values)
+    if target is quantized_feed_forward:
+        fields = {"next_scale": 0.0} | fields | {"add_positions": int("positions" in values)}
+        values.setdefault("positions", values["norm_bias"])
     tensors = {
         argument: get_trt_tensor(ctx, value, f"{name}_{argument}") for argument, value in values.items()
     }
@@ -241,7 +246,7 @@ def add_plugin_layer(
     fields: Mapping[str, int | Sequence[int] | float],
     name: str,
 ) -> Any:
-    """Adds one plugin layer to a TensorRT network and returns its output tensor.
+    """Adds one plugin layer to a TensorRT network and returns its output tensor, or a tuple of several.
 
     Args:
         network: tensorrt.INetworkDefinition.
@@ -270,4 +275,5 @@ def add_plugin_layer(
     if layer is None:
         raise RuntimeError(f"{name}: TensorRT could not add the plugin {operator} to the network")
     layer.name = name
-    return layer.get_output(0)
+    outputs = tuple(layer.get_output(index) for index in range(layer.num_outputs))
+    return outputs[0] if len(outputs) == 1 else outputs

@@ -6,7 +6,9 @@ same in the ONNX path.
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 
 import torch
 from torch import Tensor
@@ -31,7 +33,9 @@ def quantized_feed_forward(
     x_scale: float,
     hidden_scale: float,
     eps: float,
-) -> Tensor:
+    positions: Tensor | None = None,
+    next_scale: float | None = None,
+) -> Tensor | tuple[Tensor, ...]:
     """Runs `msda.quantized_feed_forward` with weights as the plugin reads them.
 
     Args:
@@ -40,14 +44,15 @@ def quantized_feed_forward(
     """
     first = packed_weight1.view(torch.int8), scale1, bias1
     second = packed_weight2.view(torch.int8), scale2, bias2
-    norm = norm_weight, norm_bias
-    return msda.quantized_feed_forward(x, *first, *second, *norm, x_scale, hidden_scale, eps)
+    others = norm_weight, norm_bias, x_scale, hidden_scale, eps, positions, next_scale
+    return msda.quantized_feed_forward(x, *first, *second, *others)
 
 
 def fuse_quantized_feed_forwards(module: torch.fx.GraphModule) -> int:
     """Replaces the blocks that a kernel runs fast on the current GPU, in place; returns their number.
 
-    Blocks whose number of rows is dynamic stay.
+    Blocks whose number of rows is dynamic stay. A quantize call that reads a block's result becomes part of
+    the block, and so does a sum of the result and positions.
 
     Args:
         module: a graph behind `fuse_quantized_linears`.
@@ -97,7 +102,40 @@ def _replace(
     quantiser, (result,) = first.args[0], norm.users
     tensors = quantiser.args[0], *first.args[1:4], *second.args[1:4], *norm.args[2:4]
     numbers = float(value_of(module, quantiser.args[1])), first.args[7], norm.args[4]
+    scales = {
+        reader: float(value_of(module, reader.args[1]))
+        for reader in result.users
+        if reader.target is quantize and reader.args[2] == torch.int8
+    }
+    next_scale = next(iter(scales.values()), None)
+    sums, positions = ([], None) if next_scale is None else _sums(result, norm)
     with module.graph.inserting_before(norm):
-        made = module.graph.call_function(quantized_feed_forward, (*tensors, *numbers))
+        made = module.graph.call_function(quantized_feed_forward, (*tensors, *numbers, positions, next_scale))
     made.meta = {**first.meta, "val": result.meta["val"]}
-    result.replace_all_uses_with(made)
+    if next_scale is None:
+        result.replace_all_uses_with(made)
+        return
+    narrow = [reader for reader, scale in scales.items() if scale == next_scale]
+    replaced = [nodes for nodes in ([result], narrow, sums) if nodes]
+    made.meta["val"] = tuple(nodes[0].meta["val"] for nodes in replaced)
+    for index, nodes in enumerate(replaced):
+        with module.graph.inserting_before(norm):
+            part = module.graph.call_function(operator.getitem, (made, index))
+        part.meta = {**first.meta, "val": nodes[0].meta["val"]}
+        for node in nodes:
+            node.replace_all_uses_with(part)
+
+
+def _sums(result: torch.fx.Node, norm: torch.fx.Node) -> tuple[list[torch.fx.Node], torch.fx.Node | None]:
+    """Returns the sums of a normalisation's result and positions of its shape, and the positions."""
+    before = set(itertools.takewhile(lambda node: node is not norm, norm.graph.nodes))
+    like, found, positions = result.meta["val"], [], None
+    for node in result.users:
+        if node.target is not torch.ops.aten.add.Tensor or node.kwargs:
+            continue
+        other = node.args[1] if node.args[0] is result else node.args[0]
+        value = other.meta["val"] if other in before else None
+        fits = value is not None and (value.dtype, value.shape) == (like.dtype, like.shape)
+        if fits and positions in (None, other):
+            found, positions = [*found, node], other
+    return found, positions

@@ -27,21 +27,27 @@ def quantized_feed_forward(
     x_scale: float,
     hidden_scale: float,
     eps: float,
-) -> Tensor:
+    positions: Tensor | None = None,
+    next_scale: float | None = None,
+) -> Tensor | tuple[Tensor, ...]:
     """Computes :func:`msda.quantized_feed_forward` in float64.
 
     Numbers are rounded to float32 before they are divided by a scale.
     """
-    checks.check_quantized_feed_forward(
-        x, weight1, scale1, bias1, weight2, scale2, bias2, norm_weight, norm_bias, x_scale, hidden_scale, eps
-    )
+    layers = weight1, scale1, bias1, weight2, scale2, bias2, norm_weight, norm_bias
+    numbers = x_scale, hidden_scale, eps
+    checks.check_quantized_feed_forward(x, *layers, *numbers, positions, next_scale)
 
     def quantized(numbers: Tensor, scale: float) -> Tensor:
         inverse = 1 / torch.tensor(scale, dtype=torch.float32, device=x.device)
-        return quantize(numbers.float() * inverse, torch.int8).double()
+        return quantize(numbers.float() * inverse, torch.int8)
 
-    product = quantized(x, x_scale) @ weight1.double().T
-    hidden = quantized((product * scale1.double() + bias1.double()).relu(), hidden_scale)
+    product = quantized(x, x_scale).double() @ weight1.double().T
+    hidden = quantized((product * scale1.double() + bias1.double()).relu(), hidden_scale).double()
     y = x.double() + hidden @ weight2.double().T * scale2.double() + bias2.double()
     normalised = F.layer_norm(y, y.shape[-1:], norm_weight.double(), norm_bias.double(), eps)
-    return normalised.to(x.dtype).contiguous()
+    result = normalised.to(x.dtype).contiguous()
+    if next_scale is None:
+        return result
+    moved = () if positions is None else (result + positions,)
+    return result, quantized(result, next_scale), *moved

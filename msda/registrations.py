@@ -118,8 +118,24 @@ def _quantized_layer_norm_fake(x, weight, bias, eps, scale, dtype):
 
 
 @torch.library.register_fake("msda::quantized_feed_forward")
-def _quantized_feed_forward_fake(x, *tensors_and_numbers):
-    return x.new_empty(x.shape)
+def _quantized_feed_forward_fake(
+    x,
+    weight1,
+    scale1,
+    bias1,
+    weight2,
+    scale2,
+    bias2,
+    norm_weight,
+    norm_bias,
+    x_scale,
+    hidden_scale,
+    eps,
+    positions=None,
+    next_scale=None,
+):
+    types = [x.dtype] + [torch.int8] * (next_scale is not None) + [x.dtype] * (positions is not None)
+    return [x.new_empty(x.shape, dtype=dtype) for dtype in types]
 
 
 @torch.library.register_fake("msda::quantized_fused_attention")
@@ -144,9 +160,6 @@ torch.library.impl("msda::group_norm", "CPU", group_norm_reference.group_norm)
 torch.library.impl("msda::linear_max", "CPU", linear_max_reference.linear_max)
 torch.library.impl("msda::top_k_indices", "CPU", top_k_reference.top_k_indices)
 torch.library.impl("msda::quantized_layer_norm", "CPU", quantized_layer_norm_reference.quantized_layer_norm)
-torch.library.impl(
-    "msda::quantized_feed_forward", "CPU", quantized_feed_forward_reference.quantized_feed_forward
-)
 torch.library.impl("msda::quantized_fused_attention", "CPU", reference.quantized_fused_attention)
 for _key in ("CPU", "CUDA"):
     torch.library.impl("msda::window_attention_backward", _key, window_reference.window_attention_backward)
@@ -162,6 +175,12 @@ def _quantized_linear_cpu(x, weight, scale, bias, residual, mask, activation, ou
     return quantized_linear_reference.quantized_linear(
         x, weight, scale, bias, residual, activation, mask, output_scale, dtype
     )
+
+
+@torch.library.impl("msda::quantized_feed_forward", "CPU")
+def _quantized_feed_forward_cpu(*arguments):
+    results = quantized_feed_forward_reference.quantized_feed_forward(*arguments)
+    return [results] if isinstance(results, Tensor) else list(results)
 
 
 @torch.library.impl("msda::image_input", "CPU")

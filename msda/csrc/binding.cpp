@@ -477,28 +477,41 @@ Tensor quantized_layer_norm(Tensor x, Tensor weight, Tensor bias, double eps, do
   return output;
 }
 
-Tensor quantized_feed_forward(Tensor x, Tensor weight1, Tensor scale1, Tensor bias1, Tensor weight2,
-                              Tensor scale2, Tensor bias2, Tensor norm_weight, Tensor norm_bias,
-                              double x_scale, double hidden_scale, double eps) {
+std::vector<Tensor> quantized_feed_forward(Tensor x, Tensor weight1, Tensor scale1, Tensor bias1,
+                                           Tensor weight2, Tensor scale2, Tensor bias2,
+                                           Tensor norm_weight, Tensor norm_bias, double x_scale,
+                                           double hidden_scale, double eps,
+                                           std::optional<Tensor> positions,
+                                           std::optional<double> next_scale) {
   const msda::QuantizedFeedForwardProblem problem = binding::make_quantized_feed_forward_problem(
       x, weight1, scale1, bias1, weight2, scale2, bias2, norm_weight, norm_bias, x_scale,
-      hidden_scale, eps);
+      hidden_scale, eps, positions, next_scale);
   for (Tensor* tensor :
        {&x, &weight1, &scale1, &bias1, &weight2, &scale2, &bias2, &norm_weight, &norm_bias}) {
     *tensor = torch::stable::contiguous(*tensor);
   }
-  Tensor output = torch::stable::new_empty(x, x.sizes());
-  const msda::QuantizedFeedForwardArguments arguments{
-      x.const_data_ptr(),       weight1.const_data_ptr(),     scale1.const_data_ptr(),
-      bias1.const_data_ptr(),   weight2.const_data_ptr(),     scale2.const_data_ptr(),
-      bias2.const_data_ptr(),   norm_weight.const_data_ptr(), norm_bias.const_data_ptr(),
-      output.mutable_data_ptr()};
+  std::vector<Tensor> outputs{torch::stable::new_empty(x, x.sizes())};
+  msda::QuantizedFeedForwardArguments arguments{
+      x.const_data_ptr(),     weight1.const_data_ptr(),     scale1.const_data_ptr(),
+      bias1.const_data_ptr(), weight2.const_data_ptr(),     scale2.const_data_ptr(),
+      bias2.const_data_ptr(), norm_weight.const_data_ptr(), norm_bias.const_data_ptr()};
+  arguments.output = outputs[0].mutable_data_ptr();
+  if (next_scale) {
+    outputs.push_back(torch::stable::new_empty(x, x.sizes(), ScalarType::Char));
+    arguments.quantized = outputs.back().mutable_data_ptr();
+  }
+  if (positions) {
+    *positions = torch::stable::contiguous(*positions);
+    arguments.positions = positions->const_data_ptr();
+    outputs.push_back(torch::stable::new_empty(x, x.sizes()));
+    arguments.moved = outputs.back().mutable_data_ptr();
+  }
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   check_launch("quantized_feed_forward",
                msda::quantized_feed_forward(problem, arguments, current_stream(x)),
                "x=", binding::shape_of(x), " weight1=", binding::shape_of(weight1), " ",
                msda::name(problem.type));
-  return output;
+  return outputs;
 }
 #endif
 
@@ -559,7 +572,8 @@ STABLE_TORCH_LIBRARY(msda, library) {
   library.def(
       "quantized_feed_forward(Tensor x, Tensor weight1, Tensor scale1, Tensor bias1, "
       "Tensor weight2, Tensor scale2, Tensor bias2, Tensor norm_weight, Tensor norm_bias, "
-      "float x_scale, float hidden_scale, float eps) -> Tensor");
+      "float x_scale, float hidden_scale, float eps, Tensor? positions=None, "
+      "float? next_scale=None) -> Tensor[]");
   // msda/registrations.py implements it for the CPU.
   library.def(
       "quantized_fused_attention(Tensor value, Tensor spatial_shapes, Tensor level_start_index, "

@@ -3,7 +3,10 @@
 A block is
 
     x -> QuantizeLinear -> QuantizedLinear with a ReLU and a result in int8
-      -> QuantizedLinear that adds x -> LayerNormalization
+      -> QuantizedLinear that adds x -> LayerNormalization -> y
+
+If a QuantizeLinear reads y, the node gives its result too, and also that of an Add that reads y. The second
+input of the Add, such as an encoder's positions, has y's shape and is there before the block.
 
 The pass runs behind `onnx_path.tensorrt.fused_quantized_linears`. It knows the nodes by what they compute,
 not by names.
@@ -32,6 +35,9 @@ class _Block:
     first: ir.Node
     second: ir.Node
     norm: ir.Node
+    next_quantisers: list[ir.Node]  # of y, with one scale
+    additions: list[ir.Node]  # of y and positions; empty without next_quantisers
+    positions: ir.Value | None
 
     @property
     def x(self) -> ir.Value:
@@ -66,12 +72,45 @@ def _block(norm: ir.Node) -> _Block | None:
     second = _layer(norm.inputs[0], "none", add_residual=1)
     first = second and _layer(second.inputs[0], "relu", add_residual=0)
     quantiser = first and first.inputs[0].producer()
-    if not is_op(quantiser, "QuantizeLinear") or zero_type(quantiser) != ir.DataType.INT8:
+    if _scale_of_int8(quantiser) is None or dtype != second.outputs[0].dtype:
         return None
-    scale = scale_of(quantiser)
-    if scale is None or scale.ndim or dtype != second.outputs[0].dtype:
+    if second.inputs[4] is not quantiser.inputs[0]:
         return None
-    return _Block(quantiser, first, second, norm) if second.inputs[4] is quantiser.inputs[0] else None
+    readers = [use.node for use in norm.outputs[0].uses()]
+    scales = [scale for scale in map(_scale_of_int8, readers) if scale is not None]
+    if not scales:
+        return _Block(quantiser, first, second, norm, [], [], None)
+    next_quantisers = [reader for reader in readers if _scale_of_int8(reader) == scales[0]]
+    additions, positions = _additions(second.outputs[0], norm)
+    return _Block(quantiser, first, second, norm, next_quantisers, additions, positions)
+
+
+def _scale_of_int8(node: ir.Node | None) -> float | None:
+    """Returns the scale of a QuantizeLinear that makes int8 of a whole tensor; None for other nodes."""
+    if not is_op(node, "QuantizeLinear") or zero_type(node) != ir.DataType.INT8:
+        return None
+    scale = scale_of(node)
+    return None if scale is None or scale.ndim else float(scale)
+
+
+def _additions(like: ir.Value, norm: ir.Node) -> tuple[list[ir.Node], ir.Value | None]:
+    """Returns the Adds of a normalisation's result and positions, and the positions.
+
+    Args:
+        like: a value with the type and shape of both.
+        norm: the normalisation.
+    """
+    place = {node: index for index, node in enumerate(norm.graph)}
+    y, found, positions = norm.outputs[0], [], None
+    for node in (use.node for use in y.uses()):
+        if not is_op(node, "Add") or node.inputs[0] is node.inputs[1]:
+            continue
+        other = node.inputs[1 if node.inputs[0] is y else 0]
+        before = other.producer() is None or place[other.producer()] < place[norm]
+        fits = before and (other.dtype, other.shape) == (like.dtype, like.shape)
+        if fits and positions in (None, other):
+            found, positions = [*found, node], other
+    return found, positions
 
 
 def _layer(value: ir.Value, activation: str, add_residual: int) -> ir.Node | None:
@@ -92,24 +131,35 @@ def _replace(block: _Block) -> None:
     quantiser, first, second, norm = block.quantiser, block.first, block.second, block.norm
     module, own_name = posixpath.split(first.name or "")
     place = own_name.removeprefix(QUANTIZED_LINEAR)  # such as "_1", of the second node of a module
+    replaced = [[norm], block.next_quantisers, block.additions]
+    replaced = [nodes for nodes in replaced if nodes]
+    next_scale = _scale_of_int8(block.next_quantisers[0]) if block.next_quantisers else 0.0
     attributes = {
-        "x_scale": float(scale_of(quantiser)),
+        "x_scale": _scale_of_int8(quantiser),
         "hidden_scale": attribute(first, "output_scale", None),
         "eps": attribute(norm, "epsilon", 1e-5),
+        "next_scale": next_scale,
+        "add_positions": int(block.positions is not None),
     }
+    norm_bias = norm.inputs[2]
+    positions = norm_bias if block.positions is None else block.positions
     made = ir.node(
         QUANTIZED_FEED_FORWARD,
-        [block.x, *first.inputs[1:4], *second.inputs[1:4], *norm.inputs[1:]],
+        [block.x, *first.inputs[1:4], *second.inputs[1:4], *norm.inputs[1:], positions],
         attributes | PLUGIN_ATTRIBUTES,
         domain=DOMAIN,
+        num_outputs=len(replaced),
         name=posixpath.join(posixpath.dirname(module), QUANTIZED_FEED_FORWARD) + place,
     )
-    graph, result, old = norm.graph, made.outputs[0], norm.outputs[0]
-    result.type, result.shape = ir.TensorType(second.outputs[0].dtype), second.outputs[0].shape
+    graph, wide = norm.graph, second.outputs[0]
     graph.insert_before(norm, made)
-    ir.convenience.replace_all_uses_with(old, result, replace_graph_outputs=True)
-    name, old.name = old.name, f"{old.name}/replaced"
-    result.name = name
-    graph.remove([norm, second, first], safe=True)
+    for result, nodes in zip(made.outputs, replaced, strict=True):
+        dtype = ir.DataType.INT8 if nodes is block.next_quantisers else wide.dtype
+        result.type, result.shape = ir.TensorType(dtype), wide.shape
+        for node in nodes:
+            old = node.outputs[0]
+            ir.convenience.replace_all_uses_with(old, result, replace_graph_outputs=True)
+            result.name, old.name = old.name, f"{old.name}/replaced"
+    graph.remove([*block.additions, *block.next_quantisers, norm, second, first], safe=True)
     if not quantiser.outputs[0].uses() and not quantiser.outputs[0].is_graph_output():
         graph.remove(quantiser, safe=True)

@@ -18,6 +18,7 @@ from onnx_path.tensorrt.cumulative_sums import write_out_cumulative_sums
 from onnx_path.tensorrt.fused_quantized_linears import fuse_quantized_linears
 from onnx_path.tensorrt.optimization_profiles import ShapeRange
 from onnx_path.tensorrt.packed_projections import pack_projections
+from onnx_path.tensorrt.patch_convolutions import write_out_patch_convolutions
 from onnx_path.tensorrt.written_out_linears import write_out_slow_linears
 
 LARGEST_FILE = 2**31 - 2**27  # bytes of weights; a protobuf holds 2 GiB, and the graph needs some of it
@@ -95,7 +96,8 @@ def tell_selections(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def fit_to_tensorrt(model: onnx.ModelProto, folder: Path) -> bool:
-    """Brings our nodes into the form of the fastest plugins, and CumSum into that of products, in place.
+    """Brings our nodes into the form of the fastest plugins, CumSum and convolutions of patches into that of
+    products, in place.
 
     Args:
         model: in the types that TensorRT gets. Loses the function bodies of these nodes, which TensorRT's
@@ -111,6 +113,7 @@ def fit_to_tensorrt(model: onnx.ModelProto, folder: Path) -> bool:
     remove_function_bodies(model)
     changes = write_out_slow_linears(model, folder) + pack_projections(model, folder)
     changes += fuse_quantized_linears(model, folder) + write_out_cumulative_sums(model)
+    changes += write_out_patch_convolutions(model, folder)
     return changes > 0 or len(model.functions) < bodies
 
 

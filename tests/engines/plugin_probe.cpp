@@ -4,8 +4,8 @@
 // point such as "eps=0.5"; a TENSOR is "float16:2,7,4". The plugin is made from its fields,
 // serialised, made again from that, cloned and attached to a context, so that what answers has come
 // all this way. Prints "types N", "shapes N" (the results of getOutputDataTypes and onShapeChange),
-// "bounds N" (that of configurePlugin), "formats N" (how many of the tensors, one of them the
-// output, have a supported format), the timing cache id, the number of inputs where an engine would
+// "bounds N" (that of configurePlugin), "formats N" (how many of the tensors, outputs among them,
+// have a supported format), the timing cache id, the number of inputs where an engine would
 // keep it, and the bytes of work memory where there are some.
 #include <NvInferRuntime.h>
 #include <dlfcn.h>
@@ -105,24 +105,29 @@ int main(int count, char** arguments) {
   }
   const auto num_inputs = static_cast<int32_t>(inputs.size());
   auto* build = capability<IPluginV3OneBuild>(plugin, PluginCapabilityType::kBUILD);
-  DataType output_type{};
-  const int32_t types_status = build->getOutputDataTypes(&output_type, 1, types.data(), num_inputs);
-  PluginTensorDesc output{};
+  const int32_t num_outputs = build->getNbOutputs();
+  std::vector<DataType> output_types(num_outputs);
+  const int32_t types_status =
+      build->getOutputDataTypes(output_types.data(), num_outputs, types.data(), num_inputs);
+  std::vector<PluginTensorDesc> outputs(num_outputs);
   const int32_t shapes_status =
-      runtime(plugin)->onShapeChange(inputs.data(), num_inputs, &output, 1);
+      runtime(plugin)->onShapeChange(inputs.data(), num_inputs, outputs.data(), num_outputs);
   std::vector<DynamicPluginTensorDesc> bounds;
   for (PluginTensorDesc const& input : inputs) {
     bounds.push_back({input, input.dims, input.dims, input.dims});
     for (int32_t axis = 0; axis < input.dims.nbDims; ++axis) bounds.back().desc.dims.d[axis] = -1;
   }
-  const int32_t bounds_status = build->configurePlugin(bounds.data(), num_inputs, nullptr, 1);
-  output.type = output_type;
-  output.format = TensorFormat::kLINEAR;
+  const int32_t bounds_status =
+      build->configurePlugin(bounds.data(), num_inputs, nullptr, num_outputs);
   std::vector<DynamicPluginTensorDesc> tensors = bounds;
-  tensors.push_back({output, output.dims, output.dims, output.dims});
+  for (int32_t i = 0; i < num_outputs; ++i) {
+    outputs[i].type = output_types[i];
+    outputs[i].format = TensorFormat::kLINEAR;
+    tensors.push_back({outputs[i], outputs[i].dims, outputs[i].dims, outputs[i].dims});
+  }
   int32_t formats = 0;
-  for (int32_t i = 0; i <= num_inputs; ++i) {
-    formats += build->supportsFormatCombination(i, tensors.data(), num_inputs, 1);
+  for (int32_t i = 0; i < num_inputs + num_outputs; ++i) {
+    formats += build->supportsFormatCombination(i, tensors.data(), num_inputs, num_outputs);
   }
   std::printf("types %d\nshapes %d\nbounds %d\nformats %d\n%s\n", types_status, shapes_status,
               bounds_status, formats, build->getTimingCacheID());
@@ -131,8 +136,9 @@ int main(int count, char** arguments) {
     if (kept->fields[i].name != std::string("num_inputs")) continue;
     std::printf("num_inputs %d\n", *static_cast<int32_t const*>(kept->fields[i].data));
   }
-  const size_t work =
-      shapes_status == 0 ? build->getWorkspaceSize(bounds.data(), num_inputs, nullptr, 1) : 0;
+  const size_t work = shapes_status == 0
+                          ? build->getWorkspaceSize(bounds.data(), num_inputs, nullptr, num_outputs)
+                          : 0;
   if (work > 0) std::printf("work %zu\n", work);
   delete plugin;
   return 0;

@@ -127,7 +127,7 @@ WRONG_FIELDS = [
         "scale",
         [1],
         "INT32",
-        'unknown field "scale", expected x_scale, hidden_scale and eps',
+        'unknown field "scale", expected x_scale, hidden_scale, eps, next_scale and add_positions',
     ),
 ]
 
@@ -161,7 +161,10 @@ def test_creators_list_the_fields_of_a_network():
         TOP_K_INDICES: ["count INT32 1"],
         QUANTIZED_LINEAR: ["activation INT32 1", *flags, "output_type INT32 1", "output_scale FLOAT32 1"],
         QUANTIZED_LAYER_NORM: ["eps FLOAT32 1", "output_type INT32 1", "scale FLOAT32 1"],
-        QUANTIZED_FEED_FORWARD: ["x_scale FLOAT32 1", "hidden_scale FLOAT32 1", "eps FLOAT32 1"],
+        QUANTIZED_FEED_FORWARD: [
+            *(f"{name} FLOAT32 1" for name in ("x_scale", "hidden_scale", "eps", "next_scale")),
+            "add_positions INT32 1",
+        ],
     }
     output = output_of(
         """
@@ -302,7 +305,13 @@ TO_INT8 = "activation=0;add_residual=0;multiply_mask=0;output_type=3;output_scal
 TO_FP8 = "activation=2;add_residual=1;multiply_mask=0;output_type=17;output_scale=0.5"
 NORM_TO_INT8 = "eps=0.00001;output_type=3;scale=0.25"
 NORM_TO_FP8 = "eps=0.5;output_type=17;scale=0.5"
-BLOCK = "x_scale=0.25;hidden_scale=0.5;eps=0.00001"
+BLOCK = "x_scale=0.25;hidden_scale=0.5;eps=0.00001;next_scale=0.0;add_positions=0"
+BLOCK_IN_INT8 = BLOCK.replace("next_scale=0.0", "next_scale=0.5")
+BLOCK_WITH_POSITIONS = BLOCK_IN_INT8.replace("positions=0", "positions=1")
+BLOCK_TENSORS = (
+    "float16:2,63,64 int32:96,16 float32:96 float32:96 int32:64,24 float32:64 float32:64"
+    " float16:64 float16:64 "
+)
 GOOD = {
     (ATTENTION, "-"): f"float16:2,30,4,8 {INT64} float32:2,7,4,3,5,2 float16:2,7,4,3,5",
     (ATTENTION, RAGGED): f"float32:2,30,4,8 {INT32} float32:2,7,4,10,2 float32:2,7,4,10",
@@ -331,10 +340,9 @@ GOOD = {
     (QUANTIZED_LINEAR, TO_FP8): "float8:5,64 int32:32,16 float32:32 float32:32 bfloat16:5,32 float32:32",
     (QUANTIZED_LAYER_NORM, NORM_TO_INT8): "float16:2,63,192 float16:192 float16:192",
     (QUANTIZED_LAYER_NORM, NORM_TO_FP8): "bfloat16:0,96 bfloat16:96 bfloat16:96",
-    (QUANTIZED_FEED_FORWARD, BLOCK): (
-        "float16:2,63,64 int32:96,16 float32:96 float32:96 int32:64,24 float32:64 float32:64"
-        + 2 * " float16:64"
-    ),
+    (QUANTIZED_FEED_FORWARD, BLOCK): BLOCK_TENSORS + "float16:64",
+    (QUANTIZED_FEED_FORWARD, BLOCK_IN_INT8): BLOCK_TENSORS + "float16:64",
+    (QUANTIZED_FEED_FORWARD, BLOCK_WITH_POSITIONS): BLOCK_TENSORS + "float16:2,63,64",
 }
 SAID = {
     GROUPS: "num_groups=8 eps=0.5",
@@ -356,7 +364,9 @@ SAID = {
     TO_FP8: "activation=2 add_residual=1 multiply_mask=0 output_type=17 output_scale=0.500000",
     NORM_TO_INT8: "eps=1e-05 output_type=3 scale=0.25",
     NORM_TO_FP8: "eps=0.5 output_type=17 scale=0.5",
-    BLOCK: "x_scale=0.25 hidden_scale=0.5 eps=1e-05",
+    BLOCK: "x_scale=0.25 hidden_scale=0.5 eps=1e-05 next_scale=0 add_positions=0",
+    BLOCK_IN_INT8: "x_scale=0.25 hidden_scale=0.5 eps=1e-05 next_scale=0.5 add_positions=0",
+    BLOCK_WITH_POSITIONS: "x_scale=0.25 hidden_scale=0.5 eps=1e-05 next_scale=0.5 add_positions=1",
 }
 """The plugins' words for their fields."""
 WORK = {GROUPS: 2 * 2 * 63 * 8 * 4, "num_groups=3;eps=0.00001": 2 * 256 * 3 * 4}
@@ -452,6 +462,20 @@ BAD = [
     (QUANTIZED_FEED_FORWARD, BLOCK, 6, "float32:1,64", "expected [C] with C=64 (from x), got [1, 64]"),
     (QUANTIZED_FEED_FORWARD, BLOCK, 7, "float32:64", "expected float16 (as x), got float32"),
     (QUANTIZED_FEED_FORWARD, BLOCK, 8, "float16:63", "expected [C] with C=64 (from x), got [63]"),
+    (
+        QUANTIZED_FEED_FORWARD,
+        BLOCK_WITH_POSITIONS,
+        9,
+        "float16:1,63,64",
+        "expected [..., C] with the other sizes of x, got [1, 63, 64]",
+    ),
+    (
+        QUANTIZED_FEED_FORWARD,
+        BLOCK_WITH_POSITIONS,
+        9,
+        "bfloat16:2,63,64",
+        "expected float16 (as x), got bfloat16",
+    ),
 ]
 
 
@@ -472,7 +496,9 @@ def test_plugin_survives_serialisation_and_takes_fitting_inputs(probe, library, 
     said = SAID.get(fields, "" if operator == LINEAR_MAX else "equal points per level")
     kept = [f"num_inputs {len(GOOD[operator, fields].split())}"] if operator == WINDOW_ATTENTION else []
     work = [f"work {WORK[fields]}"] if fields in WORK else []
-    checks = ["types 0", "shapes 0", "bounds 0", f"formats {len(GOOD[operator, fields].split()) + 1}"]
+    outputs = {BLOCK_IN_INT8: 2, BLOCK_WITH_POSITIONS: 3}.get(fields, 1)
+    formats = len(GOOD[operator, fields].split()) + outputs
+    checks = ["types 0", "shapes 0", "bounds 0", f"formats {formats}"]
     assert lines == [*checks, f"{operator} 1 {said}", *kept, *work]
     assert not errors
 
@@ -501,6 +527,7 @@ NAMES = INPUT_NAMES | {
         "bias2",
         "norm_weight",
         "norm_bias",
+        "positions",
     ),
 }
 
@@ -515,7 +542,7 @@ NAMES = INPUT_NAMES | {
         (LINEAR, SUM, (6, 8), "7 inputs"),
         (QUANTIZED_LINEAR, TO_HALF, (5,), "6 inputs"),
         (QUANTIZED_LAYER_NORM, NORM_TO_INT8, (2, 4), "3 inputs"),
-        (QUANTIZED_FEED_FORWARD, BLOCK, (8, 10), "9 inputs"),
+        (QUANTIZED_FEED_FORWARD, BLOCK, (9, 11), "10 inputs"),
     ],
 )
 def test_number_of_inputs(probe, library, operator, fields, counts, expected):

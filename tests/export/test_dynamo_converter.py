@@ -18,7 +18,9 @@ from dynamo_path import converter
 @pytest.fixture
 def network(plugin) -> Mock:
     """Stands in for tensorrt.INetworkDefinition."""
-    return Mock()
+    network = Mock()
+    network.add_plugin_v3.return_value.num_outputs = 1
+    return network
 
 
 @pytest.mark.parametrize(
@@ -43,8 +45,8 @@ def network(plugin) -> Mock:
         ),
         (
             converter.QUANTIZED_FEED_FORWARD,
-            {"x_scale": 0.25, "hidden_scale": 0.5, "eps": 1e-5},
-            "x_scale=0.25 hidden_scale=0.5 eps=1e-05",
+            {"x_scale": 0.25, "hidden_scale": 0.5, "eps": 1e-5, "next_scale": 0.0, "add_positions": 0},
+            "x_scale=0.25 hidden_scale=0.5 eps=1e-05 next_scale=0 add_positions=0",
         ),
     ],
     ids=str,
@@ -137,11 +139,22 @@ def test_fields_of_quantized_feed_forward(network, monkeypatch):
 
     float32, packed = ("FLOAT", "FLOAT"), "INT32"
     types = "HALF", packed, *float32, packed, *float32, "HALF", "HALF"
-    target = converter.quantized_feed_forward
-    assert converted(network, monkeypatch, target, types, 0.25, 0.5, 1e-5) == list(types)
-    instance = network.add_plugin_v3.call_args.args[2]
-    made = instance.get_capability_interface(tensorrt.PluginCapabilityType.BUILD)
-    assert made.metadata_string == "x_scale=0.25 hidden_scale=0.5 eps=1e-05"
+    standing_in(monkeypatch)
+    tensors = [stand_in(dtype, label) for dtype, label in zip(types, "abcdefghi", strict=True)]
+    ctx, numbers, positions = SimpleNamespace(net=network), (0.25, 0.5, 1e-5), stand_in("HALF", "j")
+    network.add_plugin_v3.return_value.get_output = "yqp".__getitem__
+    for others, labels, outputs, said in (
+        ((), "abcdefghii", "y", "next_scale=0 add_positions=0"),
+        ((None, 0.5), "abcdefghii", ("y", "q"), "next_scale=0.5 add_positions=0"),
+        ((positions, 0.5), "abcdefghij", ("y", "q", "p"), "next_scale=0.5 add_positions=1"),
+    ):
+        network.add_plugin_v3.return_value.num_outputs = len(outputs)
+        arguments = (*tensors, *numbers, *others)
+        assert converter.convert(ctx, converter.quantized_feed_forward, arguments, {}, "node") == outputs
+        inputs, _, instance = network.add_plugin_v3.call_args.args
+        assert "".join(tensor.label for tensor in inputs) == labels
+        made = instance.get_capability_interface(tensorrt.PluginCapabilityType.BUILD)
+        assert made.metadata_string == f"x_scale=0.25 hidden_scale=0.5 eps=1e-05 {said}"
 
 
 def test_inputs_of_linear_have_one_type(network, monkeypatch):

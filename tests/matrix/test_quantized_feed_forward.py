@@ -37,11 +37,16 @@ class Case:
     channels: int = 256
     hidden: int = 2048
     seed: int = 0
+    outputs: int = 1  # 2: also y in int8; 3: and y + positions
 
     def inputs(self, dtype: torch.dtype, device: str = "cpu") -> Inputs:
         problem = FeedForwardProblem("", math.prod(self.rows), self.channels, self.hidden)
         inputs = problem.inputs(dtype, "cpu", self.seed)
         inputs = inputs._replace(x=inputs.x.reshape(*self.rows, self.channels))
+        if self.outputs > 1:
+            inputs = inputs._replace(next_scale=0.021)
+        if self.outputs > 2:
+            inputs = inputs._replace(positions=3 * inputs.x.flip(-1))
         return map_tensors(inputs, lambda x: x.to(device))
 
 
@@ -50,8 +55,10 @@ def check(backend: Backend, inputs: Inputs, order: int = 0) -> None:
 
     A hidden number that float32 cannot tell from a tie of two steps may round to either of them.
     """
-    found = backend.compute(inputs, order)
+    results = backend.compute(inputs, order)
+    found, *others = (results,) if inputs.next_scale is None else results
     assert found.dtype == inputs.x.dtype and found.shape == inputs.x.shape and found.is_contiguous()
+    check_others(found, others, inputs)
     wide = map_tensors(inputs, Tensor.double)
     # As the kernels: x times the reciprocal of its scale, in float32.
     q = quantize(inputs.x.float() * (1 / torch.tensor(inputs.x_scale, device=inputs.x.device)), torch.int8)
@@ -79,6 +86,19 @@ def check(backend: Backend, inputs: Inputs, order: int = 0) -> None:
     assert (found <= (truth + error).to(found.dtype)).all()
 
 
+def check_others(y: Tensor, others: list[Tensor], inputs: Inputs) -> None:
+    """Fails unless the further outputs are exactly those of y."""
+    expected = []
+    if inputs.next_scale is not None:
+        factor = 1 / torch.tensor(inputs.next_scale, device=y.device)
+        expected.append(quantize(y.float() * factor, torch.int8))
+    if inputs.positions is not None:
+        expected.append(y + inputs.positions)
+    assert len(others) == len(expected)
+    for found, exact in zip(others, expected, strict=True):
+        assert found.dtype == exact.dtype and found.is_contiguous() and torch.equal(found, exact)
+
+
 ON_GPU = on_gpu(msda.quantized_feed_forward, VARIABLE, "hopper", TYPES, backends.no_sm90)
 HOPPER = (emulator(msda.quantized_feed_forward, VARIABLE, "hopper", TYPES), ON_GPU)
 PLAIN = (
@@ -100,6 +120,7 @@ def cases(draw: st.DrawFn, kernel: str | None) -> Case:
         256 if hopper else draw(st.integers(1, 70)),
         64 * draw(st.integers(1, 6)) if hopper else draw(st.integers(1, 300)),
         draw(st.integers(0, 2**16)),
+        draw(st.integers(1, 3)),
     )
 
 
@@ -115,8 +136,8 @@ def test_drawn_cases(backend: Backend, dtype: torch.dtype) -> None:
 
 EDGES = [
     Case((0, 3), 16, 8),
-    Case((2, 3), 1, 1),  # a variance of zero
-    Case((), 24, 40),
+    Case((2, 3), 1, 1, outputs=2),  # a variance of zero
+    Case((), 24, 40, outputs=3),
     Case((3,), 257, 255),
     Case((2,), 1024, 5),
     Case((2,), 3, 8192),
@@ -132,22 +153,23 @@ def test_edges(backend: Backend, dtype: torch.dtype, case: Case) -> None:
 
 
 @matrix(HOPPER)
-@pytest.mark.parametrize("hidden", [64, 192])
+@pytest.mark.parametrize(("hidden", "outputs"), [(64, 3), (192, 1)])
 @pytest.mark.parametrize("rows", [0, 1, 64, 65, 300, 700])
-def test_edges_of_tiles(backend: Backend, dtype: torch.dtype, rows: int, hidden: int) -> None:
+def test_edges_of_tiles(backend: Backend, dtype: torch.dtype, rows: int, hidden: int, outputs: int) -> None:
     """Rows that end within a tile of 64, and several rounds on the two multiprocessors of the emulator."""
     backend.skip_unless_ready(dtype)
-    check(backend, Case((rows,), hidden=hidden).inputs(dtype, backend.device), order=rows + 1)
+    case = Case((rows,), hidden=hidden, outputs=outputs)
+    check(backend, case.inputs(dtype, backend.device), order=rows + 1)
 
 
 @matrix((ON_GPU,))
-@pytest.mark.parametrize("hidden", [64, 1024, 2048])
+@pytest.mark.parametrize(("hidden", "outputs"), [(64, 2), (1024, 1), (2048, 3)])
 @pytest.mark.parametrize("rows", [129, 16896, 40000])
 def test_more_tiles_than_multiprocessors(
-    backend: Backend, dtype: torch.dtype, rows: int, hidden: int
+    backend: Backend, dtype: torch.dtype, rows: int, hidden: int, outputs: int
 ) -> None:
     backend.skip_unless_ready(dtype)
-    check(backend, Case((rows,), hidden=hidden).inputs(dtype, backend.device))
+    check(backend, Case((rows,), hidden=hidden, outputs=outputs).inputs(dtype, backend.device))
 
 
 # Rounding.
@@ -201,13 +223,14 @@ def test_largest_sums(backend: Backend, dtype: torch.dtype) -> None:
 def test_numbers_that_are_not_finite(backend: Backend, dtype: torch.dtype) -> None:
     """They spoil their row only, which becomes NaN."""
     backend.skip_unless_ready(dtype)
-    inputs = Case((70,), hidden=64).inputs(dtype, backend.device)
+    inputs = Case((70,), hidden=64, outputs=3).inputs(dtype, backend.device)
     spoiled = inputs._replace(x=inputs.x.clone())
     spoiled.x[3, 100], spoiled.x[40, 7], spoiled.x[41, 0] = torch.nan, torch.inf, -torch.inf
-    found, expected = (backend.compute(x) for x in (spoiled, inputs))
     others = torch.tensor([row not in (3, 40, 41) for row in range(70)])
-    assert torch.equal(found[others], expected[others])
-    assert found[~others].isnan().all()
+    for found, expected in zip(backend.compute(spoiled), backend.compute(inputs), strict=True):
+        assert torch.equal(found[others], expected[others])
+        spoiled_rows = found[~others]
+        assert (spoiled_rows == 0 if found.dtype == torch.int8 else spoiled_rows.isnan()).all()
 
 
 # The choice.
@@ -232,6 +255,7 @@ def test_what_hopper_cannot_run() -> None:
         *(Case((9,), *sizes).inputs(torch.float16, "cuda") for sizes in ((192, 128), (256, 96), (256, 2112))),
         fits._replace(x=misaligned(fits.x)),
         fits._replace(weight2=misaligned(fits.weight2)),
+        fits._replace(positions=misaligned(fits.x), next_scale=1.0),
     ]
     for inputs in slow:
         check(on_gpu(msda.quantized_feed_forward), inputs)
@@ -247,33 +271,36 @@ def test_name_of_no_kernel() -> None:
 # In PyTorch.
 
 
-def small(device: str = "cpu") -> Inputs:
-    return Case((2, 3), 8, 12).inputs(torch.float16, device)
+def small(device: str = "cpu", outputs: int = 3) -> Inputs:
+    return Case((2, 3), 8, 12, outputs=outputs).inputs(torch.float16, device)
 
 
-def test_opcheck(device: str) -> None:
+@pytest.mark.parametrize("outputs", [1, 2, 3])
+def test_opcheck(device: str, outputs: int) -> None:
     operator = torch.ops.msda.quantized_feed_forward.default
-    operator_checks.registration_of_8_bits(operator, small(device), torch.int8)
+    operator_checks.registration_of_8_bits(operator, small(device, outputs), torch.int8)
 
 
 def test_strided_inputs(device: str) -> None:
     inputs = small(device)
     strided = inputs._replace(
         x=inputs.x.transpose(0, 1).contiguous().transpose(0, 1),
+        positions=inputs.positions.transpose(0, 1).contiguous().transpose(0, 1),
         weight1=inputs.weight1.T.contiguous().T,
         weight2=inputs.weight2.T.contiguous().T,
         bias2=torch.stack((inputs.bias2, inputs.bias2), 1)[:, 0],
     )
-    found = msda.quantized_feed_forward(*strided)
-    assert found.is_contiguous() and torch.equal(found, msda.quantized_feed_forward(*inputs))
+    expected = msda.quantized_feed_forward(*inputs)
+    for found, same in zip(msda.quantized_feed_forward(*strided), expected, strict=True):
+        assert found.is_contiguous() and torch.equal(found, same)
 
 
 def test_export() -> None:
     """All sizes of x but the last are dynamic."""
-    tensors, numbers = small()[:9], small()[9:]
+    tensors, (*numbers, _, next_scale) = small()[:9], small()[9:]
 
-    def call(*tensors: Tensor) -> Tensor:
-        return msda.quantized_feed_forward(*tensors, *numbers)
+    def call(*tensors: Tensor) -> tuple[Tensor, ...]:
+        return msda.quantized_feed_forward(*tensors, *numbers, next_scale=next_scale)
 
     others = Case((4, 3), 8, 12).inputs(torch.float16)[:9]
     operator_checks.exports(torch.ops.msda.quantized_feed_forward.default, call, tensors, others, dynamic=2)
@@ -283,8 +310,12 @@ def test_export() -> None:
 @pytest.mark.parametrize("rows", [300, 40000])
 def test_graph_replays(rows: int) -> None:
     ON_GPU.skip_unless_ready(torch.float16)
-    inputs = Case((rows,)).inputs(torch.float16, "cuda")
-    operator_checks.replays(msda.quantized_feed_forward, inputs)
+    inputs = Case((rows,), outputs=3).inputs(torch.float16, "cuda")
+
+    def run(*inputs: Tensor) -> Tensor:
+        return torch.stack([output.float() for output in msda.quantized_feed_forward(*inputs)])
+
+    operator_checks.replays(run, inputs)
 
 
 # Wrong arguments.
@@ -312,6 +343,11 @@ WRONG = (
     Row("x_scale", lambda x: None, ("a float", "None"), TypeError),
     Row("hidden_scale", lambda x: math.inf, ("finite", "inf")),
     Row("hidden_scale", lambda x: 1e-45, ("reciprocal", "1e-45")),
+    Row("positions", lambda x: x.float(), ("torch.float16 as x", "torch.float32"), TypeError),
+    Row("positions", lambda x: x[:1], ("[..., C] = [2, 3, 8]", "[1, 3, 8]")),
+    Row("next_scale", lambda x: None, ("positions", "None")),
+    Row("next_scale", lambda x: 0.0, ("above 0", "0.0")),
+    Row("next_scale", lambda x: "1", ("a float or None", "'1'"), TypeError),
     Row("eps", lambda x: None, ("float", "None"), TypeError),
     Row("eps", lambda x: 0.0, ("above 0", "0.0")),
 )

@@ -42,6 +42,7 @@ NAMES = (
     "bias2",
     "norm_weight",
     "norm_bias",
+    "positions",
 )
 
 
@@ -49,18 +50,20 @@ NAMES = (
 def test_body_in_onnxruntime(opset):
     """One session for every size: the reference's result, but where float32 rounds to the next number."""
     problem = FeedForwardProblem("", 0, 16, 24)
-    numbers = problem.inputs(torch.float16, "cpu")[9:]
+    numbers = problem.inputs(torch.float16, "cpu")[9:12]
     fields = dict(zip(("x_scale", "hidden_scale", "eps"), numbers, strict=True))
+    fields |= {"next_scale": 0.021, "add_positions": 1}
     node = (
         f"msda.QuantizedFeedForward<{', '.join(f'{name} = {x}' for name, x in fields.items())},"
         ' plugin_namespace = "msda", plugin_version = "1">'
     )
     half = CODES[torch.float16]
     model = text_model(
-        f"y = {node}({', '.join(NAMES)})",
+        f"y, q, p = {node}({', '.join(NAMES)})",
         f"{half}[n, s, c] x, int32[h, d] weight1, float[h] scale1, float[h] bias1, int32[c, e] weight2,"
-        f" float[c] scale2, float[c] bias2, {half}[c] norm_weight, {half}[c] norm_bias",
-        f"{half}[n, s, c] y",
+        f" float[c] scale2, float[c] bias2, {half}[c] norm_weight, {half}[c] norm_bias,"
+        f" {half}[n, s, c] positions",
+        f"{half}[n, s, c] y, int8[n, s, c] q, {half}[n, s, c] p",
         opset,
         domains=DOMAIN,
     )
@@ -70,12 +73,17 @@ def test_body_in_onnxruntime(opset):
         problem = FeedForwardProblem("", batch * rows, channels, hidden)
         inputs = problem.inputs(torch.float16, "cpu", seed=rows)
         inputs = inputs._replace(x=inputs.x.reshape(batch, rows, channels))
-        feed = dict(zip(NAMES, (x.numpy() for x in inputs[:9])))
+        positions = inputs.x.flip(-1)
+        feed = dict(zip(NAMES, (x.numpy() for x in (*inputs[:9], positions)), strict=True))
         feed |= {name: pack_weights(feed[name]) for name in ("weight1", "weight2")}
-        (found,) = session.run(None, feed)
-        expected = msda.quantized_feed_forward(*inputs[:9], *numbers)
+        y, q, moved = (torch.from_numpy(array) for array in session.run(None, feed))
         # A hidden number at a tie may differ by a step.
-        torch.testing.assert_close(torch.from_numpy(found), expected, rtol=2e-3, atol=2e-2)
+        expected = msda.quantized_feed_forward(*inputs[:9], *numbers)
+        torch.testing.assert_close(y, expected, rtol=2e-3, atol=2e-2)
+        # onnxruntime divides by the scale, and the operator multiplies by its reciprocal.
+        scaled = y.double() / fields["next_scale"]
+        assert ((q - scaled.clamp(-128, 127)).abs() <= 0.5 + 1e-5).all()
+        assert torch.equal(moved, y + positions)
 
 
 # The pass.
@@ -134,8 +142,21 @@ def fused(model: onnx.ModelProto, fast: bool = True) -> onnx.ModelProto:
     assert asked in ([], [(2 * ROWS, CHANNELS, HIDDEN)]) and count == (len(asked) if fast else 0)
     proto = ir.to_proto(changed)
     add_bodies_of_opset(proto, opset_of(proto))
-    onnx.checker.check_model(proto, full_check=True)
+    onnx.checker.check_model(with_all_outputs(proto), full_check=True)
     return proto
+
+
+def with_all_outputs(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Returns a copy whose nodes have unused outputs too: other than TensorRT, ONNX's functions want them."""
+    copy = onnx.ModelProto.FromString(model.SerializeToString())
+    for node in copy.graph.node:
+        if node.op_type == QUANTIZED_FEED_FORWARD:
+            node.output.extend([""] * (3 - len(node.output)))
+    return copy
+
+
+def results(model: onnx.ModelProto) -> list[np.ndarray]:
+    return open_session(with_all_outputs(model)).run(None, {"x": X})
 
 
 def types_of(model: onnx.ModelProto) -> list[str]:
@@ -158,9 +179,9 @@ def test_block_that_becomes_a_node(body):
     (node,) = found.graph.node
     assert node.op_type == QUANTIZED_FEED_FORWARD and node.name == "/block/fc/QuantizedFeedForward"
     numbers = {x.name: onnx.helper.get_attribute_value(x) for x in node.attribute}
-    fields = [numbers[name] for name in ("x_scale", "hidden_scale", "eps")]
-    assert fields == pytest.approx([0.03, 0.05, 1e-3], rel=1e-3)
-    check_result(*(open_session(m).run(None, {"x": X})[0] for m in (found, model)))
+    fields = [numbers[name] for name in ("x_scale", "hidden_scale", "eps", "next_scale", "add_positions")]
+    assert fields == pytest.approx([0.03, 0.05, 1e-3, 0, 0], rel=1e-3)
+    check_result(*(results(m)[0] for m in (found, model)))
 
 
 def test_quantiser_with_another_reader_stays():
@@ -168,6 +189,51 @@ def test_quantiser_with_another_reader_stays():
     found = fused(make_model(body, f", float16[2, {ROWS}, {CHANNELS}] v"))
     expected = ["QuantizeLinear", QUANTIZED_FEED_FORWARD, "DequantizeLinear", "Neg"]
     assert sorted(types_of(found)) == sorted(expected)
+
+
+# An encoder's next layer: values and queries.
+NEXT = " l = QuantizeLinear(y, s, z) h = DequantizeLinear(l, s, z) v = Neg(h)"
+MOVED = " i = Add(y, pos)"
+OTHER_SCALE = " k2 = QuantizeLinear(y, t, z) j = DequantizeLinear(k2, t, z)"
+OUTPUTS = "".join(f", float16[2, {ROWS}, {CHANNELS}] {name}" for name in "vi")
+
+
+@pytest.mark.parametrize("moved", [MOVED, MOVED.replace("y, pos", "pos, y"), " i = Neg(y)"])
+def test_results_for_the_next_layer(moved):
+    """The node gives y in int8, and y + positions where there is such a sum."""
+    model = make_model("pos = Neg(x) " + BLOCK + NEXT + moved, OUTPUTS)
+    found = fused(model)
+    (node,) = (node for node in found.graph.node if node.op_type == QUANTIZED_FEED_FORWARD)
+    numbers = {x.name: onnx.helper.get_attribute_value(x) for x in node.attribute}
+    adds = "Add" in moved
+    assert list(node.output) == ["y", "l", "i"][: 2 + adds]
+    assert numbers["next_scale"] == pytest.approx(0.03, rel=1e-3) and numbers["add_positions"] == adds
+    assert node.input[9] == ("pos" if adds else "g")
+    others = [QUANTIZED_FEED_FORWARD, "DequantizeLinear", "Neg", "Neg"]
+    assert sorted(types_of(found)) == sorted(others)
+    for pair in zip(*map(results, (found, model)), strict=True):
+        check_result(*pair)
+
+
+@pytest.mark.parametrize(
+    ("following", "outputs", "stays"),
+    [
+        (MOVED, 1, ["Add"]),  # without a quantiser
+        (NEXT + " pos2 = Neg(h) i = Add(y, pos2)", 2, ["Add", "Neg"]),  # positions that depend on y
+        (NEXT + " i = Add(y, y)", 2, ["Add"]),
+        (NEXT + " i = Add(y, c)", 2, ["Add"]),  # of another shape
+        (NEXT + MOVED + OTHER_SCALE, 3, ["QuantizeLinear"]),
+    ],
+    ids=["no int8", "later", "twice y", "a row", "another scale"],
+)
+def test_readers_that_stay(following, outputs, stays):
+    names = [name for name in "vij" if f" {name} = " in following]
+    listed = "".join(f", float16[2, {ROWS}, {CHANNELS}] {name}" for name in names)
+    found = fused(make_model("pos = Neg(x) " + BLOCK + following, listed))
+    (node,) = (node for node in found.graph.node if node.op_type == QUANTIZED_FEED_FORWARD)
+    assert len(node.output) == outputs
+    for kind in ("Add", "QuantizeLinear"):
+        assert types_of(found).count(kind) == stays.count(kind)
 
 
 OTHER = f", float16[2, {ROWS}, {CHANNELS}] "
@@ -223,10 +289,15 @@ def test_blocks_with_dynamic_rows_stay():
 
 
 @pytest.mark.gpu
-def test_engine(tmp_path):
+@pytest.mark.parametrize("following", ["", NEXT, NEXT + MOVED], ids=["1 output", "2 outputs", "3 outputs"])
+def test_engine(tmp_path, following):
     """One plugin layer runs the block, and nothing quantises before it."""
-    model = make_model()
-    (expected,) = onnx_session.run(model, {"x": X.astype(np.float32)})
+    names = ["y", *(name for name in "vi" if f" {name} = " in following)]
+    listed = "".join(f", float16[2, {ROWS}, {CHANNELS}] {name}" for name in names[1:])
+    model = make_model("pos = Neg(x) " + BLOCK + following if following else BLOCK, listed)
+    expected = onnx_session.run(model, {"x": X.astype(np.float32)})
     path = eight_bit_layers.build_fused_engine(tmp_path, fused(model), plugins=1)
     with trt_plugin.EngineRunner(path) as runner:
-        check_result(runner({"x": X.astype(np.float32)})["y"], expected)
+        found = runner({"x": X.astype(np.float32)})
+    for name, numbers in zip(names, expected, strict=True):
+        check_result(found[name], numbers)

@@ -62,9 +62,9 @@ class GroupNormPlugin final : public KernelPlugin<GroupNormProblem> {
     return group_norm_work(read_problem(largest, count));
   }
 
-  cudaError_t launch(GroupNormProblem const& problem, void const* const* inputs, void* output,
-                     void* work, cudaStream_t stream) const override {
-    return group_norm(problem, {inputs[0], inputs[1], inputs[2], output, work}, stream);
+  cudaError_t launch(GroupNormProblem const& problem, void const* const* inputs,
+                     void* const* outputs, void* work, cudaStream_t stream) const override {
+    return group_norm(problem, {inputs[0], inputs[1], inputs[2], outputs[0], work}, stream);
   }
 
   std::string describe(GroupNormProblem const& problem) const override {

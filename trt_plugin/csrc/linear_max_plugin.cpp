@@ -25,7 +25,9 @@ class LinearMaxPlugin final : public KernelPlugin<LinearMaxProblem> {
     return index == 0 ? "float32, float16 or bfloat16" : "float32";
   }
 
-  DataType output_type(DataType const* /*types*/) const override { return DataType::kFLOAT; }
+  DataType output_type(int32_t /*index*/, DataType const* /*types*/) const override {
+    return DataType::kFLOAT;
+  }
 
   void check_sizes(Dims const* dims, int32_t /*count*/) const override {
     Dims const &x = dims[0], &weight = dims[1], &bias = dims[2];
@@ -53,9 +55,9 @@ class LinearMaxPlugin final : public KernelPlugin<LinearMaxProblem> {
     return {count_rows(x), last_size(x), weight.d[0], convert(inputs[0].type)};
   }
 
-  cudaError_t launch(LinearMaxProblem const& problem, void const* const* inputs, void* output,
-                     void* /*work*/, cudaStream_t stream) const override {
-    return linear_max(problem, {inputs[0], inputs[1], inputs[2], output}, stream);
+  cudaError_t launch(LinearMaxProblem const& problem, void const* const* inputs,
+                     void* const* outputs, void* /*work*/, cudaStream_t stream) const override {
+    return linear_max(problem, {inputs[0], inputs[1], inputs[2], outputs[0]}, stream);
   }
 
   std::string describe(LinearMaxProblem const& problem) const override {

@@ -83,7 +83,7 @@ class LinearPlugin final : public KernelPlugin<LinearProblem> {
     return problem;
   }
 
-  cudaError_t launch(LinearProblem const& problem, void const* const* inputs, void* output,
+  cudaError_t launch(LinearProblem const& problem, void const* const* inputs, void* const* outputs,
                      void* /*work*/, cudaStream_t stream) const override {
     const LinearArguments arguments{inputs[0],
                                     inputs[1],
@@ -92,7 +92,7 @@ class LinearPlugin final : public KernelPlugin<LinearProblem> {
                                     problem.masked ? inputs[4] : nullptr,
                                     problem.normed ? inputs[5] : nullptr,
                                     problem.normed ? inputs[6] : nullptr,
-                                    output};
+                                    outputs[0]};
     return linear(problem, arguments, stream);
   }
 

@@ -72,7 +72,7 @@ class MsdaPlugin final : public KernelPlugin<Problem> {
     return type_name(types[0]) + " (the value's) or float32";
   }
 
-  DataType output_type(DataType const* types) const override {
+  DataType output_type(int32_t /*index*/, DataType const* types) const override {
     return types[quantized() ? locations_index(op_) : 0];
   }
 
@@ -127,7 +127,7 @@ class MsdaPlugin final : public KernelPlugin<Problem> {
     return problem;
   }
 
-  cudaError_t launch(Problem const& problem, void const* const* inputs, void* output,
+  cudaError_t launch(Problem const& problem, void const* const* inputs, void* const* outputs,
                      void* /*work*/, cudaStream_t stream) const override {
     ForwardArguments arguments;
     arguments.value = inputs[0];
@@ -140,7 +140,7 @@ class MsdaPlugin final : public KernelPlugin<Problem> {
             ? static_cast<char const*>(arguments.sampling_locations) +
                   2 * problem.points_of_query() * size_of(problem.location_type)
             : inputs[locations_index(op_) + 1];
-    arguments.output = output;
+    arguments.output = outputs[0];
     return forward(problem, arguments, stream);
   }
 

@@ -41,9 +41,9 @@ int32_t Plugin::getOutputDataTypes(DataType* output_types, int32_t num_outputs,
   return guarded(name_, [&] {
     check_count(num_inputs);
     check_types(input_types, num_inputs);
-    if (num_outputs != 1) throw std::invalid_argument("expected one output");
+    check_outputs(num_outputs);
     if (!declared_type_) declared_type_ = input_types[0];
-    output_types[0] = output_type(input_types);
+    for (int32_t i = 0; i < num_outputs; ++i) output_types[i] = output_type(i, input_types);
   });
 }
 
@@ -56,8 +56,8 @@ int32_t Plugin::getOutputShapes(DimsExprs const* inputs, int32_t num_inputs,
     std::vector<Dims> dims;
     for (int32_t i = 0; i < num_inputs; ++i) dims.push_back(constant_part(inputs[i]));
     check_sizes(dims.data(), num_inputs);
-    if (num_outputs != 1) throw std::invalid_argument("expected one output");
-    set_output_shape(inputs, outputs[0], expressions);
+    check_outputs(num_outputs);
+    for (int32_t i = 0; i < num_outputs; ++i) set_output_shape(inputs, outputs[i], expressions);
     num_inputs_ = num_inputs;
   });
 }
@@ -65,12 +65,14 @@ int32_t Plugin::getOutputShapes(DimsExprs const* inputs, int32_t num_inputs,
 bool Plugin::supportsFormatCombination(int32_t position,
                                        nvinfer1::DynamicPluginTensorDesc const* in_out,
                                        int32_t num_inputs, int32_t num_outputs) noexcept {
-  if (!accepts_count(num_inputs) || num_outputs != 1) return false;
-  if (position < 0 || position > num_inputs) return false;
+  if (!accepts_count(num_inputs) || num_outputs != getNbOutputs()) return false;
+  if (position < 0 || position >= num_inputs + num_outputs) return false;
   if (in_out[position].desc.format != nvinfer1::TensorFormat::kLINEAR) return false;
   std::vector<DataType> types;
   for (int32_t i = 0; i <= position; ++i) types.push_back(in_out[i].desc.type);
-  if (position == num_inputs) return types[position] == output_type(types.data());
+  if (position >= num_inputs) {
+    return types[position] == output_type(position - num_inputs, types.data());
+  }
   if (!accepts_type(position, types.data())) return false;
   if (position == 0 && declared_type_ && *declared_type_ != DataType::kFLOAT) {
     // A weakly typed build times the plugin alone with each supported type, without the conversions
@@ -142,6 +144,12 @@ void Plugin::check_count(int32_t count) const {
   throw std::invalid_argument("expected " + expected + "), got " + std::to_string(count));
 }
 
+void Plugin::check_outputs(int32_t count) const {
+  if (count == num_outputs()) return;
+  throw std::invalid_argument("expected " + std::to_string(num_outputs()) + " outputs, got " +
+                              std::to_string(count));
+}
+
 bool Plugin::accepts_type(int32_t index, DataType const* types) const {
   return index == 0 ? is_floating(types[0]) : types[index] == types[0];
 }
@@ -196,7 +204,7 @@ int32_t Plugin::onShapeChange(PluginTensorDesc const* inputs, int32_t num_inputs
 int32_t Plugin::enqueue(PluginTensorDesc const* input_descriptions,
                         PluginTensorDesc const* /*output_descriptions*/, void const* const* inputs,
                         void* const* outputs, void* workspace, cudaStream_t stream) noexcept {
-  return guarded(name_, [&] { run(input_descriptions, inputs, outputs[0], workspace, stream); });
+  return guarded(name_, [&] { run(input_descriptions, inputs, outputs, workspace, stream); });
 }
 
 nvinfer1::IPluginV3* Plugin::attachToContext(

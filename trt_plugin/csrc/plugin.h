@@ -1,5 +1,5 @@
 // The base classes of the plugins: TensorRT's interfaces, the checks of types and sizes, and the
-// report of errors. A plugin has one output, and no arithmetic.
+// report of errors. A plugin has no arithmetic.
 #pragma once
 
 #include <NvInferRuntime.h>
@@ -39,7 +39,7 @@ class Plugin : public nvinfer1::IPluginV3,
   char const* getPluginNamespace() const noexcept final { return kNamespace; }
 
   // IPluginV3OneBuild
-  int32_t getNbOutputs() const noexcept final { return 1; }
+  int32_t getNbOutputs() const noexcept final { return num_outputs(); }
   int32_t getOutputDataTypes(DataType* output_types, int32_t num_outputs,
                              DataType const* input_types, int32_t num_inputs) const noexcept final;
   int32_t getOutputShapes(DimsExprs const* inputs, int32_t num_inputs,
@@ -81,9 +81,11 @@ class Plugin : public nvinfer1::IPluginV3,
   // Returns the types that accepts_type() takes, for a message.
   virtual std::string expected_type(int32_t index, DataType const* types) const;
 
-  // Returns the type of the output, for inputs of these types, which are accepted. By default, it
-  // is that of the first input.
-  virtual DataType output_type(DataType const* types) const { return types[0]; }
+  virtual int32_t num_outputs() const { return 1; }
+
+  // Returns the type of output `index`, for inputs of these types, which are accepted. By default,
+  // it is that of the first input.
+  virtual DataType output_type(int32_t /*index*/, DataType const* types) const { return types[0]; }
 
   // Throws std::invalid_argument with a message that names the argument. A negative size is unknown
   // and agrees with every other.
@@ -92,7 +94,7 @@ class Plugin : public nvinfer1::IPluginV3,
   // Checks types and sizes, all known, and the kernels' limits.
   virtual void check_problem(PluginTensorDesc const* inputs, int32_t count) const = 0;
 
-  // Fills the shape of the output, by default that of the first input. The inputs have passed
+  // Fills the shape of all outputs, by default that of the first input. The inputs have passed
   // check_sizes.
   virtual void set_output_shape(DimsExprs const* inputs, DimsExprs& output,
                                 IExprBuilder& /*expressions*/) const {
@@ -105,8 +107,8 @@ class Plugin : public nvinfer1::IPluginV3,
   }
 
   // Calls the launcher. Throws an exception unless the launch succeeds.
-  virtual void run(PluginTensorDesc const* descriptions, void const* const* inputs, void* output,
-                   void* work, cudaStream_t stream) const = 0;
+  virtual void run(PluginTensorDesc const* descriptions, void const* const* inputs,
+                   void* const* outputs, void* work, cudaStream_t stream) const = 0;
 
   // Returns the fields, whose data lives as long as the plugin.
   virtual std::vector<PluginField> fields() const = 0;
@@ -131,6 +133,7 @@ class Plugin : public nvinfer1::IPluginV3,
  private:
   bool accepts_count(int32_t count) const;
   void check_count(int32_t count) const;
+  void check_outputs(int32_t count) const;
   void check_types(DataType const* types, int32_t count) const;
 
   char const* name_;
@@ -154,8 +157,8 @@ class KernelPlugin : public Plugin {
   // Returns the problem of inputs that have passed check_inputs(). All sizes are known.
   virtual Problem make_problem(PluginTensorDesc const* inputs) const = 0;
 
-  virtual cudaError_t launch(Problem const& problem, void const* const* inputs, void* output,
-                             void* work, cudaStream_t stream) const = 0;
+  virtual cudaError_t launch(Problem const& problem, void const* const* inputs,
+                             void* const* outputs, void* work, cudaStream_t stream) const = 0;
 
   // Returns the problem as text, for a message.
   virtual std::string describe(Problem const& problem) const = 0;
@@ -173,10 +176,10 @@ class KernelPlugin : public Plugin {
     read_problem(inputs, count);
   }
 
-  void run(PluginTensorDesc const* descriptions, void const* const* inputs, void* output,
+  void run(PluginTensorDesc const* descriptions, void const* const* inputs, void* const* outputs,
            void* work, cudaStream_t stream) const final {
     const Problem problem = read_problem(descriptions, num_inputs_);
-    const cudaError_t status = launch(problem, inputs, output, work, stream);
+    const cudaError_t status = launch(problem, inputs, outputs, work, stream);
     if (status != cudaSuccess) fail_launch(status, describe(problem));
   }
 };

@@ -33,7 +33,7 @@ class QuantizedLayerNormPlugin final : public KernelPlugin<QuantizedLayerNormPro
  private:
   Plugin* copy() const override { return new QuantizedLayerNormPlugin(*this); }
 
-  DataType output_type(DataType const* /*types*/) const override {
+  DataType output_type(int32_t /*index*/, DataType const* /*types*/) const override {
     return output_type_ == kOnnxInt8 ? DataType::kINT8 : DataType::kFP8;
   }
 
@@ -66,8 +66,8 @@ class QuantizedLayerNormPlugin final : public KernelPlugin<QuantizedLayerNormPro
   }
 
   cudaError_t launch(QuantizedLayerNormProblem const& problem, void const* const* inputs,
-                     void* output, void* /*work*/, cudaStream_t stream) const override {
-    return quantized_layer_norm(problem, {inputs[0], inputs[1], inputs[2], output}, stream);
+                     void* const* outputs, void* /*work*/, cudaStream_t stream) const override {
+    return quantized_layer_norm(problem, {inputs[0], inputs[1], inputs[2], outputs[0]}, stream);
   }
 
   std::string describe(QuantizedLayerNormProblem const& problem) const override {

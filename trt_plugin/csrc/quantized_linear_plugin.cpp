@@ -49,7 +49,7 @@ class QuantizedLinearPlugin final : public KernelPlugin<QuantizedLinearProblem> 
     const DataType type = types[index];
     const auto is_result = [&] {
       if (quantized()) return type == DataType::kHALF || type == DataType::kBF16;
-      return type == output_type(types);
+      return type == output_type(0, types);
     };
     switch (index) {
       case 0:
@@ -79,12 +79,12 @@ class QuantizedLinearPlugin final : public KernelPlugin<QuantizedLinearProblem> 
     if ((index == 4 && add_residual_ == 1) || (index == 5 && multiply_mask_ == 1)) {
       return index == 5 && add_residual_ == 1 ? type_name(types[4]) + " (as residual)"
              : quantized()                    ? "float16 or bfloat16"
-                                              : type_name(output_type(types)) + " (output_type)";
+                                              : type_name(output_type(0, types)) + " (output_type)";
     }
     return "float32";
   }
 
-  DataType output_type(DataType const* types) const override {
+  DataType output_type(int32_t /*index*/, DataType const* types) const override {
     return output_type_ == kOnnxFloat16    ? DataType::kHALF
            : output_type_ == kOnnxBFloat16 ? DataType::kBF16
                                            : types[0];
@@ -123,7 +123,7 @@ class QuantizedLinearPlugin final : public KernelPlugin<QuantizedLinearProblem> 
     problem.masked = multiply_mask_ == 1;
     problem.quantized_output = quantized();
     problem.input_type = inputs[0].type == DataType::kINT8 ? EightBits::kInt8 : EightBits::kFloat8;
-    const DataType wide = !quantized()       ? output_type(&inputs[0].type)
+    const DataType wide = !quantized()       ? output_type(0, &inputs[0].type)
                           : problem.residual ? inputs[4].type
                           : problem.masked   ? inputs[5].type
                                              : DataType::kHALF;
@@ -132,15 +132,15 @@ class QuantizedLinearPlugin final : public KernelPlugin<QuantizedLinearProblem> 
     return problem;
   }
 
-  cudaError_t launch(QuantizedLinearProblem const& problem, void const* const* inputs, void* output,
-                     void* /*work*/, cudaStream_t stream) const override {
+  cudaError_t launch(QuantizedLinearProblem const& problem, void const* const* inputs,
+                     void* const* outputs, void* /*work*/, cudaStream_t stream) const override {
     const QuantizedLinearArguments arguments{inputs[0],
                                              inputs[1],
                                              inputs[2],
                                              inputs[3],
                                              problem.residual ? inputs[4] : nullptr,
                                              problem.masked ? inputs[5] : nullptr,
-                                             output};
+                                             outputs[0]};
     return quantized_linear(problem, arguments, stream);
   }
 

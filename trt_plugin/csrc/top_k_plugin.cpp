@@ -27,7 +27,9 @@ class TopKPlugin final : public KernelPlugin<TopKProblem> {
     return "float32";
   }
 
-  DataType output_type(DataType const* /*types*/) const override { return DataType::kINT32; }
+  DataType output_type(int32_t /*index*/, DataType const* /*types*/) const override {
+    return DataType::kINT32;
+  }
 
   void check_sizes(Dims const* dims, int32_t /*count*/) const override {
     if (dims[0].nbDims != 2) fail(0, "", dims[0]);
@@ -51,10 +53,10 @@ class TopKPlugin final : public KernelPlugin<TopKProblem> {
     return top_k_work(read_problem(largest, count));
   }
 
-  cudaError_t launch(TopKProblem const& problem, void const* const* inputs, void* output,
+  cudaError_t launch(TopKProblem const& problem, void const* const* inputs, void* const* outputs,
                      void* work, cudaStream_t stream) const override {
     const TopKArguments arguments{static_cast<float const*>(inputs[0]),
-                                  static_cast<int32_t*>(output), work};
+                                  static_cast<int32_t*>(outputs[0]), work};
     return top_k(problem, arguments, stream);
   }
 

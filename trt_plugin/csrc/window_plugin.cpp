@@ -81,10 +81,10 @@ class WindowPlugin final : public KernelPlugin<WindowProblem> {
     return problem;
   }
 
-  cudaError_t launch(WindowProblem const& problem, void const* const* inputs, void* output,
+  cudaError_t launch(WindowProblem const& problem, void const* const* inputs, void* const* outputs,
                      void* /*work*/, cudaStream_t stream) const override {
     void const* const padding = num_inputs_ == 3 ? inputs[2] : nullptr;
-    return window_attention(problem, {inputs[0], inputs[1], padding, output}, stream);
+    return window_attention(problem, {inputs[0], inputs[1], padding, outputs[0]}, stream);
   }
 
   std::string describe(WindowProblem const& problem) const override {

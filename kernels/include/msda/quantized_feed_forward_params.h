@@ -25,6 +25,8 @@ struct QuantizedFeedForwardProblem {
   DataType type = DataType::kFloat16;  // x, norm_weight, norm_bias, output: kFloat16 or kBFloat16
   float x_scale = 1;                   // a step of the quantised x in x's numbers
   float hidden_scale = 1;              // a step of the quantised hidden numbers in theirs
+  float next_scale = 0;                // a step of the output in int8; 0: there is none
+  bool add_positions = false;          // whether there is an output with positions
 
   bool empty() const { return rows == 0; }
 };
@@ -40,7 +42,10 @@ struct QuantizedFeedForwardArguments {
   const void* bias2 = nullptr;        // [C] float
   const void* norm_weight = nullptr;  // [C]
   const void* norm_bias = nullptr;    // [C]
+  const void* positions = nullptr;    // [M, C], or none
   void* output = nullptr;             // [M, C]
+  void* quantized = nullptr;          // [M, C] int8: output / next_scale; or none
+  void* moved = nullptr;              // [M, C]: output + positions; or none
 };
 
 // Returns one sentence about what is wrong with the problem, or an empty string.
@@ -56,6 +61,12 @@ inline std::string check(const QuantizedFeedForwardProblem& problem) {
   if (is_wrong(problem.x_scale)) return "x_scale" + (expected + std::to_string(problem.x_scale));
   if (is_wrong(problem.hidden_scale)) {
     return "hidden_scale" + (expected + std::to_string(problem.hidden_scale));
+  }
+  if (problem.next_scale != 0 && is_wrong(problem.next_scale)) {
+    return "next_scale" + (expected + std::to_string(problem.next_scale));
+  }
+  if (problem.add_positions && problem.next_scale == 0) {
+    return "next_scale: should be there for positions";
   }
   if (problem.type != DataType::kFloat16 && problem.type != DataType::kBFloat16) {
     return std::string("x: should be float16 or bfloat16, got ") + name(problem.type);

@@ -5,9 +5,11 @@
 //           out = (y - mean) / sqrt(variance + eps) * norm_weight + norm_bias, where y = x + hidden
 //           weight2^T * scale2 + bias2, with mean and variance of each row of y (Layer
 //           Normalization, arXiv:1607.06450, eq. 3 and 4).
+//           Where they are wanted: out / next_scale in int8, and out + positions, both of the
+//           rounded out.
 // Layout    x [M,C], weight1 [H,C] and weight2 [C,H] int8, scale1, bias1 [H] and scale2, bias2 [C]
-//           float, norm_weight, norm_bias [C], out [M,C]. Sums of products are int32, and what
-//           follows them is float.
+//           float, norm_weight, norm_bias [C], positions and out [M,C]. Sums of products are int32,
+//           and what follows them is float.
 // Threads   A block computes a row, and keeps q, hidden and y in shared memory. A thread computes a
 //           hidden number at a time, then a number of y. Every warp adds up all of y.
 // Limits    check() in quantized_feed_forward_params.h. Deterministic: a fixed order of sums.
@@ -36,11 +38,11 @@ __device__ __forceinline__ float sum_of_row(const float* y, int channels, const 
   return sum_over_group(sum, 32);
 }
 
-// `x_inverse` and `hidden_inverse` are the reciprocals of the scales.
+// `x_inverse`, `hidden_inverse` and `next_inverse` are the reciprocals of the scales.
 template <typename T>
 __global__ void __launch_bounds__(kPlainFeedForwardThreads) quantized_feed_forward_plain_kernel(
     const __grid_constant__ QuantizedFeedForwardArguments arguments, int channels, int hidden,
-    float x_inverse, float hidden_inverse, float eps) {
+    float x_inverse, float hidden_inverse, float next_inverse, float eps) {
   __shared__ int8_t q[kFeedForwardMostChannels];
   __shared__ int8_t hidden_row[kFeedForwardMostHidden];
   __shared__ float y[kFeedForwardMostChannels];
@@ -76,8 +78,17 @@ __global__ void __launch_bounds__(kPlainFeedForwardThreads) quantized_feed_forwa
   for (int i = thread; i < channels; i += kPlainFeedForwardThreads) {
     const float weight = widen(static_cast<const T*>(arguments.norm_weight)[i]);
     const float bias = widen(static_cast<const T*>(arguments.norm_bias)[i]);
-    static_cast<T*>(arguments.output)[row * channels + i] =
-        narrow<T>(fmaf((y[i] - mean) * factor, weight, bias));
+    const int64_t index = row * channels + i;
+    const T out = narrow<T>(fmaf((y[i] - mean) * factor, weight, bias));
+    static_cast<T*>(arguments.output)[index] = out;
+    if (arguments.quantized != nullptr) {
+      static_cast<int8_t*>(arguments.quantized)[index] =
+          quantize<int8_t>(widen(out) * next_inverse);
+    }
+    if (arguments.moved != nullptr) {
+      const T position = static_cast<const T*>(arguments.positions)[index];
+      static_cast<T*>(arguments.moved)[index] = narrow<T>(widen(out) + widen(position));
+    }
   }
 }
 
@@ -85,11 +96,11 @@ template <typename T>
 cudaError_t launch_quantized_feed_forward_plain(const QuantizedFeedForwardProblem& problem,
                                                 const QuantizedFeedForwardArguments& arguments,
                                                 cudaStream_t stream) {
-  return launch_linear(quantized_feed_forward_plain_kernel<T>,
-                       problem.rows * kPlainFeedForwardThreads, kPlainFeedForwardThreads, stream,
-                       arguments, static_cast<int>(problem.channels),
-                       static_cast<int>(problem.hidden), 1 / problem.x_scale,
-                       1 / problem.hidden_scale, static_cast<float>(problem.eps));
+  return launch_linear(
+      quantized_feed_forward_plain_kernel<T>, problem.rows * kPlainFeedForwardThreads,
+      kPlainFeedForwardThreads, stream, arguments, static_cast<int>(problem.channels),
+      static_cast<int>(problem.hidden), 1 / problem.x_scale, 1 / problem.hidden_scale,
+      1 / problem.next_scale, static_cast<float>(problem.eps));
 }
 
 }  // namespace msda

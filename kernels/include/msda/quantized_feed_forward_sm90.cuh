@@ -16,6 +16,8 @@
 // Order     The tensor cores compute first(0), then first(k + 1) and second(k) for each chunk k. A
 //           warp group quantises first(k + 1) while second(k) runs.
 // Norm      A quad of lanes has a row of sums. It adds up mean and variance by shuffles.
+// Outputs   The result goes through shared memory. Where more outputs are wanted, each warp reads
+//           its 16 rows of it again, a row at a time, and stores them in int8 and with positions.
 // Memory    Quantised x, a ring of tiles of weights, and a tile that first has the rows to add,
 //           then the result. The kernel needs no work memory.
 // Limits    those of check() and can_run(). Deterministic: a fixed order of sums.
@@ -39,10 +41,14 @@ struct FeedForwardNumbers {
   const float* bias2;
   const void* norm_weight;
   const void* norm_bias;
+  const void* positions;
+  int8_t* quantized;  // or null
+  void* moved;        // or null
   int rows;
   int hidden;
   float x_factor;       // 1 / x_scale
   float hidden_factor;  // 1 / hidden_scale
+  float next_factor;    // 1 / next_scale
   float eps;
 };
 
@@ -213,7 +219,7 @@ struct FeedForward : FeedForwardSizes {
     }
   }
 
-  // One thread: loads the rows to add of both warp groups.
+  // One thread: loads the rows to add of both warp groups, and has L2 load their positions.
   __device__ void load_rows(const TensorMap& x_map) const {
     int parity = 1;
     for (int round = 0; round < rounds(0); ++round, parity ^= 1) {
@@ -223,6 +229,11 @@ struct FeedForward : FeedForwardSizes {
         for (int panel = 0; panel < kOutPanels; ++panel) {
           load_tile(out + group * kOutBytes + panel * kRows * kPanel, x_map,
                     &barriers->rows_loaded[group], panel * (kPanel / 2), first_row(round, group));
+        }
+        if (numbers.moved != nullptr) {
+          const int first = first_row(round, group);
+          prefetch_to_l2(static_cast<const T*>(numbers.positions) + int64_t{first} * kChannels,
+                         min(kRows, numbers.rows - first) * kChannels * 2);
         }
       }
     }
@@ -363,6 +374,10 @@ struct FeedForward : FeedForwardSizes {
       wait_for_phase(&barriers->rows_loaded[group], round_parity);
       round_parity ^= 1;
       finish(sums, out + group * kOutBytes, warp * 16 + g, 2 * t);
+      if (numbers.quantized != nullptr) {
+        __syncwarp();
+        store_more(out + group * kOutBytes, warp * 16, first_row(round, group), lane);
+      }
       publish_to_tma();
       sync_some(1 + group, 128);
       if (thread == 0) {
@@ -455,6 +470,43 @@ struct FeedForward : FeedForwardSizes {
       }
     }
   }
+
+  // A warp: stores the further outputs of rows `row` to row + 15 of the result in `tile`, which are
+  // those from `first` + row on of the problem.
+  __device__ void store_more(const char* tile, int row, int first, int lane) const {
+    constexpr int kVector = kChannels / 32, kAtOnce = 8;
+    static_assert(kVector == 8);
+    const char* const column = tile + lane / 8 * kRows * kPanel;
+#pragma unroll 1
+    for (int last = row + 16; row < last; row += kAtOnce) {
+      Vector<T, kVector> positions[kAtOnce];
+      const auto index = [&](int i) {
+        return (int64_t{first} + row + i) * kChannels + lane * kVector;
+      };
+      const auto exists = [&](int i) { return first + row + i < numbers.rows; };
+      if (numbers.moved != nullptr) {
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const T* const from = static_cast<const T*>(numbers.positions) + index(i);
+          if (exists(i)) positions[i] = *reinterpret_cast<const Vector<T, kVector>*>(from);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (!exists(i)) break;
+        const auto y = *reinterpret_cast<const Vector<T, kVector>*>(
+            column + swizzled<kPanel>(row + i, lane % 8 * 16));
+        const auto scaled = [&](int k) { return y[k] * numbers.next_factor; };
+        *reinterpret_cast<uint2*>(numbers.quantized + index(i)) =
+            uint2{quantize_four(scaled(0), scaled(1), scaled(2), scaled(3)),
+                  quantize_four(scaled(4), scaled(5), scaled(6), scaled(7))};
+        if (numbers.moved == nullptr) continue;
+        float sums[kVector];
+        for (int k = 0; k < kVector; ++k) sums[k] = y[k] + positions[i][k];
+        store<T, kVector>(static_cast<T*>(numbers.moved) + index(i), sums);
+      }
+    }
+  }
 };
 
 template <typename T>
@@ -522,10 +574,14 @@ cudaError_t launch_quantized_feed_forward_hopper(const QuantizedFeedForwardProbl
                                    floats(arguments.bias2),
                                    arguments.norm_weight,
                                    arguments.norm_bias,
+                                   arguments.positions,
+                                   static_cast<int8_t*>(arguments.quantized),
+                                   arguments.moved,
                                    static_cast<int>(rows),
                                    static_cast<int>(hidden),
                                    1 / problem.x_scale,
                                    1 / problem.hidden_scale,
+                                   1 / problem.next_scale,
                                    static_cast<float>(problem.eps)};
   const int64_t tiles = (rows + Sizes::kRows - 1) / Sizes::kRows;
   const int64_t blocks = std::min<int64_t>(multiprocessors, tiles);

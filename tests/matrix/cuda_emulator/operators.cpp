@@ -211,15 +211,25 @@ int emulated_quantized_layer_norm(const msda::QuantizedLayerNormProblem& problem
   });
 }
 
-// tensors: those of QuantizedFeedForwardArguments, in their order.
+// tensors: those of QuantizedFeedForwardArguments, in their order. Those that the problem does not
+// have are null.
 int emulated_quantized_feed_forward(const msda::QuantizedFeedForwardProblem& problem,
                                     const Tensor* tensors, uint64_t order) {
   return call(problem, order, [&](Copies& copies) {
     const msda::QuantizedFeedForwardArguments arguments{
-        copies.input(tensors[0]), copies.input(tensors[1]), copies.input(tensors[2]),
-        copies.input(tensors[3]), copies.input(tensors[4]), copies.input(tensors[5]),
-        copies.input(tensors[6]), copies.input(tensors[7]), copies.input(tensors[8]),
-        copies.output(tensors[9])};
+        copies.input(tensors[0]),
+        copies.input(tensors[1]),
+        copies.input(tensors[2]),
+        copies.input(tensors[3]),
+        copies.input(tensors[4]),
+        copies.input(tensors[5]),
+        copies.input(tensors[6]),
+        copies.input(tensors[7]),
+        copies.input(tensors[8]),
+        copies.input(tensors[9]),
+        copies.output(tensors[10]),
+        copies.output(tensors[11]),
+        copies.output(tensors[12])};
     return msda::quantized_feed_forward(problem, arguments, nullptr);
   });
 }
