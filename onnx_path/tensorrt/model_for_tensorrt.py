@@ -19,6 +19,7 @@ from onnx_path.tensorrt.fused_quantized_linears import fuse_quantized_linears
 from onnx_path.tensorrt.optimization_profiles import ShapeRange
 from onnx_path.tensorrt.packed_projections import pack_projections
 from onnx_path.tensorrt.patch_convolutions import write_out_patch_convolutions
+from onnx_path.tensorrt.top_k_searches import replace_top_k
 from onnx_path.tensorrt.written_out_linears import write_out_slow_linears
 
 LARGEST_FILE = 2**31 - 2**27  # bytes of weights; a protobuf holds 2 GiB, and the graph needs some of it
@@ -96,14 +97,14 @@ def tell_selections(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def fit_to_tensorrt(model: onnx.ModelProto, folder: Path) -> bool:
-    """Brings our nodes into the form of the fastest plugins, CumSum and convolutions of patches into that of
-    products, in place.
+    """Brings nodes into the forms that TensorRT runs fastest, in place.
 
     Args:
         model: in the types that TensorRT gets. Loses the function bodies of these nodes, which TensorRT's
             parser up to 10.6 prefers to plugins. `write_out_slow_linears` and `fuse_quantized_linears`
             replace linear layers, the latter also normalisations before them and feed-forward blocks.
-            `pack_projections` merges those before MSDA.
+            `pack_projections` merges those before MSDA. CumSum and convolutions of patches become products.
+            `replace_top_k` replaces searches of long rows.
         folder: location of weights outside of the model.
 
     Returns:
@@ -113,7 +114,7 @@ def fit_to_tensorrt(model: onnx.ModelProto, folder: Path) -> bool:
     remove_function_bodies(model)
     changes = write_out_slow_linears(model, folder) + pack_projections(model, folder)
     changes += fuse_quantized_linears(model, folder) + write_out_cumulative_sums(model)
-    changes += write_out_patch_convolutions(model, folder)
+    changes += write_out_patch_convolutions(model, folder) + replace_top_k(model)
     return changes > 0 or len(model.functions) < bodies
 
 

@@ -29,6 +29,8 @@ def draft_windows(windows: Sequence[Windows], probes: Sequence[Probe]) -> Draft:
     first = windows[0]
     if not all(_alike(first, other) for other in windows[1:]):
         raise NotAttention("it depends on the sizes of the model's inputs")
+    # TensorRT fuses the bias of a product of rows, but adds that of a map's product by another kernel.
+    is_dynamic = len({x.size[1:] for x in windows}) > 1
     prefix = f"{first.end.name}/msda"
     draft = DraftBuilder(prefix)
     start = draft.source(first.map, "normal")
@@ -41,18 +43,31 @@ def draft_windows(windows: Sequence[Windows], probes: Sequence[Probe]) -> Draft:
         value = draft.add("MatMul", [value, weight(f"{name}_weight", layer.weight)])
         return draft.add("Add", [value, weight(f"{name}_bias", layer.bias)]) if layer.bias.any() else value
 
-    maps = [(*x.size, 3 * x.heads * x.head_dim) for x in windows]
-    given = [(*probe.shape(x.map)[:-1], sizes[3]) for x, probe, sizes in zip(windows, probes, maps)]
-    qkv = draft.reshape(linear(start, first.qkv, "qkv"), given, maps)
+    given = [probe.shape(x.map) for x, probe in zip(windows, probes)]
+    around = [x.size if is_dynamic else (x.size[0], x.size[1] * x.size[2]) for x in windows]
+    if not is_dynamic:
+        rows = [(*sizes, shape[-1]) for sizes, shape in zip(around, given)]
+        start, given = draft.reshape(start, given, rows), rows
+    channels = 3 * first.heads * first.head_dim
+    qkv = linear(start, first.qkv, "qkv")
+    qkv = draft.reshape(
+        qkv, [(*shape[:-1], channels) for shape in given], [(*x.size, channels) for x in windows]
+    )
     inputs = [qkv, weight("bias", first.bias)]
     if first.qkv.bias.any():
         inputs.append(weight("qkv_bias", first.qkv.bias))
     sizes = {"window_size": first.window_size, "shift": first.shift}
     result = draft.add(WINDOW_ATTENTION, inputs, DOMAIN, **sizes, **PLUGIN_ATTRIBUTES)
-    if first.projection is not None:
-        result = linear(result, first.projection, "projection")
     ends = [probe.shape(x.end) for x, probe in zip(windows, probes)]
-    result = draft.reshape(result, [(*x.size, end[-1]) for x, end in zip(windows, ends)], ends)
+    if first.projection is not None:
+        size = first.heads * first.head_dim
+        result = draft.reshape(
+            result, [(*x.size, size) for x in windows], [(*sizes, size) for sizes in around]
+        )
+        result = linear(result, first.projection, "projection")
+    else:
+        around = [x.size for x in windows]
+    result = draft.reshape(result, [(*sizes, end[-1]) for sizes, end in zip(around, ends)], ends)
     return draft.finish(result, first.end)
 
 

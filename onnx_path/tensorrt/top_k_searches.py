@@ -1,0 +1,66 @@
+"""Replaces TopK of long rows by nodes `TopKIndices`, for TensorRT. Needs no GPU.
+
+TensorRT 10.6 searches a row with one thread block, which takes several times as long as the plugin.
+"""
+
+from __future__ import annotations
+
+import onnx
+import onnx_ir as ir
+import onnx_ir.passes.common
+
+from onnx_path.nodes.domain import DOMAIN, PLUGIN_ATTRIBUTES
+from onnx_path.nodes.top_k_indices import TOP_K_INDICES
+from onnx_path.surgery.graph.traversal import attribute, constant, is_op
+
+_SHORTEST = 8192  # numbers of a row
+_MOST = 1024  # numbers to find, for which the plugin has a fast kernel
+
+
+def replace_top_k(model: onnx.ModelProto) -> int:
+    """Replaces searches for the largest float32 numbers of rows whose values nothing reads, in place.
+
+    The rows have a static length of 8192 or more, and are searched for up to 1024 numbers. A model without
+    other plugins of ours stays: its engines need no library.
+
+    Returns:
+        The number of nodes that were replaced.
+    """
+    has_plugins = any(node.domain == DOMAIN for node in model.graph.node)
+    if not has_plugins or not any(node.op_type == "TopK" for node in model.graph.node):
+        return 0
+    changed = ir.from_proto(model)
+    ir.passes.common.ShapeInferencePass()(changed)
+    count = sum(_replace(node) for node in list(changed.graph) if is_op(node, "TopK"))
+    if count:
+        ir.passes.common.RemoveUnusedNodesPass()(changed)
+        changed.opset_imports[DOMAIN] = 1
+        model.CopyFrom(ir.to_proto(changed))
+    return count
+
+
+def _replace(node: ir.Node) -> bool:
+    x, (values, indices), numbers = node.inputs[0], node.outputs, constant(node.inputs[1])
+    if values.uses() or values.is_graph_output() or not attribute(node, "largest", 1):
+        return False
+    if x.dtype != ir.DataType.FLOAT or x.shape is None or len(x.shape) != 2 or numbers is None:
+        return False
+    size, count = x.shape[1], int(numbers.item())
+    if attribute(node, "axis", -1) % 2 != 1 or not isinstance(size, int) or size < _SHORTEST or count > _MOST:
+        return False
+    made = ir.node(
+        TOP_K_INDICES,
+        [x],
+        {"count": count} | PLUGIN_ATTRIBUTES,
+        domain=DOMAIN,
+        name=f"{node.name}/{TOP_K_INDICES}",
+    )
+    made.outputs[0].name = f"{indices.name}/int32"
+    cast = ir.node("Cast", made.outputs, {"to": ir.DataType.INT64.value}, name=f"{node.name}/Cast")
+    result = cast.outputs[0]
+    result.name, result.type, result.shape = indices.name, indices.type, indices.shape
+    node.graph.insert_before(node, [made, cast])
+    ir.convenience.replace_all_uses_with(indices, result, replace_graph_outputs=True)
+    indices.name = f"{indices.name}/replaced"
+    node.graph.remove(node, safe=True)
+    return True
