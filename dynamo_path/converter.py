@@ -187,8 +187,7 @@ def convert(ctx: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any], 
         }
         values = _inputs_of_linear(**values)
     if target is quantized_feed_forward:
-        fields = {"next_scale": 0.0} | fields | {"add_positions": int("positions" in values)}
-        values.setdefault("positions", values["norm_bias"])
+        fields = {"next_scale": 0.0} | fields
     tensors = {
         argument: get_trt_tensor(ctx, value, f"{name}_{argument}") for argument, value in values.items()
     }

@@ -6,7 +6,6 @@ same in the ONNX path.
 
 from __future__ import annotations
 
-import itertools
 import math
 import operator
 
@@ -33,9 +32,8 @@ def quantized_feed_forward(
     x_scale: float,
     hidden_scale: float,
     eps: float,
-    positions: Tensor | None = None,
     next_scale: float | None = None,
-) -> Tensor | tuple[Tensor, ...]:
+) -> Tensor | tuple[Tensor, Tensor]:
     """Runs `msda.quantized_feed_forward` with weights as the plugin reads them.
 
     Args:
@@ -44,7 +42,7 @@ def quantized_feed_forward(
     """
     first = packed_weight1.view(torch.int8), scale1, bias1
     second = packed_weight2.view(torch.int8), scale2, bias2
-    others = norm_weight, norm_bias, x_scale, hidden_scale, eps, positions, next_scale
+    others = norm_weight, norm_bias, x_scale, hidden_scale, eps, next_scale
     return msda.quantized_feed_forward(x, *first, *second, *others)
 
 
@@ -52,7 +50,7 @@ def fuse_quantized_feed_forwards(module: torch.fx.GraphModule) -> int:
     """Replaces the blocks that a kernel runs fast on the current GPU, in place; returns their number.
 
     Blocks whose number of rows is dynamic stay. A quantize call that reads a block's result becomes part of
-    the block, and so does a sum of the result and positions.
+    the block.
 
     Args:
         module: a graph behind `fuse_quantized_linears`.
@@ -108,34 +106,17 @@ def _replace(
         if reader.target is quantize and reader.args[2] == torch.int8
     }
     next_scale = next(iter(scales.values()), None)
-    sums, positions = ([], None) if next_scale is None else _sums(result, norm)
     with module.graph.inserting_before(norm):
-        made = module.graph.call_function(quantized_feed_forward, (*tensors, *numbers, positions, next_scale))
+        made = module.graph.call_function(quantized_feed_forward, (*tensors, *numbers, next_scale))
     made.meta = {**first.meta, "val": result.meta["val"]}
     if next_scale is None:
         result.replace_all_uses_with(made)
         return
     narrow = [reader for reader, scale in scales.items() if scale == next_scale]
-    replaced = [nodes for nodes in ([result], narrow, sums) if nodes]
-    made.meta["val"] = tuple(nodes[0].meta["val"] for nodes in replaced)
-    for index, nodes in enumerate(replaced):
+    made.meta["val"] = result.meta["val"], narrow[0].meta["val"]
+    for index, nodes in enumerate(([result], narrow)):
         with module.graph.inserting_before(norm):
             part = module.graph.call_function(operator.getitem, (made, index))
-        part.meta = {**first.meta, "val": nodes[0].meta["val"]}
+        part.meta = {**first.meta, "val": made.meta["val"][index]}
         for node in nodes:
             node.replace_all_uses_with(part)
-
-
-def _sums(result: torch.fx.Node, norm: torch.fx.Node) -> tuple[list[torch.fx.Node], torch.fx.Node | None]:
-    """Returns the sums of a normalisation's result and positions of its shape, and the positions."""
-    before = set(itertools.takewhile(lambda node: node is not norm, norm.graph.nodes))
-    like, found, positions = result.meta["val"], [], None
-    for node in result.users:
-        if node.target is not torch.ops.aten.add.Tensor or node.kwargs:
-            continue
-        other = node.args[1] if node.args[0] is result else node.args[0]
-        value = other.meta["val"] if other in before else None
-        fits = value is not None and (value.dtype, value.shape) == (like.dtype, like.shape)
-        if fits and positions in (None, other):
-            found, positions = [*found, node], other
-    return found, positions

@@ -272,7 +272,6 @@ def check_quantized_feed_forward(
     x_scale: float,
     hidden_scale: float,
     eps: float,
-    positions: Tensor | None,
     next_scale: float | None,
 ) -> None:
     """Checks the arguments of :func:`msda.quantized_feed_forward`."""
@@ -304,10 +303,7 @@ def check_quantized_feed_forward(
         ("bias2", bias2, of_channels),
         ("norm_weight", norm_weight, of_norm),
         ("norm_bias", norm_bias, of_norm),
-        ("positions", positions, (x.dtype, "[..., C]", x.shape)),
     ):
-        if name == "positions" and positions is None:
-            continue
         _check_tensor(name, tensor, x, "x")
         if tensor.dtype != dtype:
             like = " as x" if dtype == x.dtype else ""
@@ -315,8 +311,6 @@ def check_quantized_feed_forward(
         _check_shape(name, tensor, letters, shape)
     if next_scale is not None:
         _check_scale("next_scale", next_scale, "a float or None")
-    elif positions is not None:
-        raise ValueError("next_scale: expected a float, since there are positions, got None")
 
 
 def _check_eps(eps: float) -> None:

@@ -493,17 +493,15 @@ def quantized_feed_forward(
     x_scale: float,
     hidden_scale: float,
     eps: float,
-    positions: Tensor | None = None,
     next_scale: float | None = None,
-) -> Tensor | tuple[Tensor, ...]:
+) -> Tensor | tuple[Tensor, Tensor]:
     """Computes the feed-forward block of a post-norm transformer, such as DETR's encoders, in int8:
 
         hidden = quantise(relu(quantise(x / x_scale) weight1^T * scale1 + bias1) / hidden_scale)
         y = layer_norm(x + hidden weight2^T * scale2 + bias2)
 
-    where quantise rounds half to even, and saturates. An encoder's next layer reads y in int8 and, as its
-    queries, y + positions. The operator writes both where the caller asks for them, which saves two passes
-    over y.
+    where quantise rounds half to even, and saturates. An encoder's next layer reads y in int8 too. The
+    operator gives both where the caller asks for it, which saves a pass over y.
 
     Args:
         x: [..., C] float16 or bfloat16, with C up to 1024.
@@ -518,15 +516,13 @@ def quantized_feed_forward(
         x_scale: quantisation scale of x, above 0.
         hidden_scale: quantisation scale of the hidden numbers, above 0.
         eps: added to the variance of the normalisation, above 0.
-        positions: [..., C] in x's type, or None. Needs next_scale.
         next_scale: quantisation scale of y, above 0; or None.
 
     Returns:
         y, [..., C] in x's type. Sums of products are exact, the other arithmetic is float32, and y is rounded
         once. The result is the same in every run.
 
-        With next_scale, a tuple: y, quantise(y / next_scale) in int8, and with positions y + positions in x's
-        type, all [..., C]. Both are computed from the rounded y.
+        With next_scale, a tuple of y and quantise(y / next_scale), [..., C] int8, of the rounded y.
 
         On CUDA a kernel for compute capability 9.0 runs blocks with C = 256 and H a multiple of 64 up to
         2048. It keeps the hidden numbers in registers. A slower kernel runs the others.
@@ -562,7 +558,6 @@ def quantized_feed_forward(
         x_scale,
         hidden_scale,
         eps,
-        positions,
         next_scale,
     )
     checks.check_quantized_feed_forward(*arguments)

@@ -27,16 +27,15 @@ def quantized_feed_forward(
     x_scale: float,
     hidden_scale: float,
     eps: float,
-    positions: Tensor | None = None,
     next_scale: float | None = None,
-) -> Tensor | tuple[Tensor, ...]:
+) -> Tensor | tuple[Tensor, Tensor]:
     """Computes :func:`msda.quantized_feed_forward` in float64.
 
     Numbers are rounded to float32 before they are divided by a scale.
     """
     layers = weight1, scale1, bias1, weight2, scale2, bias2, norm_weight, norm_bias
     numbers = x_scale, hidden_scale, eps
-    checks.check_quantized_feed_forward(x, *layers, *numbers, positions, next_scale)
+    checks.check_quantized_feed_forward(x, *layers, *numbers, next_scale)
 
     def quantized(numbers: Tensor, scale: float) -> Tensor:
         inverse = 1 / torch.tensor(scale, dtype=torch.float32, device=x.device)
@@ -47,7 +46,4 @@ def quantized_feed_forward(
     y = x.double() + hidden @ weight2.double().T * scale2.double() + bias2.double()
     normalised = F.layer_norm(y, y.shape[-1:], norm_weight.double(), norm_bias.double(), eps)
     result = normalised.to(x.dtype).contiguous()
-    if next_scale is None:
-        return result
-    moved = () if positions is None else (result + positions,)
-    return result, quantized(result, next_scale), *moved
+    return result if next_scale is None else (result, quantized(result, next_scale))

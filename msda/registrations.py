@@ -131,10 +131,9 @@ def _quantized_feed_forward_fake(
     x_scale,
     hidden_scale,
     eps,
-    positions=None,
     next_scale=None,
 ):
-    types = [x.dtype] + [torch.int8] * (next_scale is not None) + [x.dtype] * (positions is not None)
+    types = [x.dtype] if next_scale is None else [x.dtype, torch.int8]
     return [x.new_empty(x.shape, dtype=dtype) for dtype in types]
 
 

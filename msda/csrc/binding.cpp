@@ -481,11 +481,10 @@ std::vector<Tensor> quantized_feed_forward(Tensor x, Tensor weight1, Tensor scal
                                            Tensor weight2, Tensor scale2, Tensor bias2,
                                            Tensor norm_weight, Tensor norm_bias, double x_scale,
                                            double hidden_scale, double eps,
-                                           std::optional<Tensor> positions,
                                            std::optional<double> next_scale) {
   const msda::QuantizedFeedForwardProblem problem = binding::make_quantized_feed_forward_problem(
       x, weight1, scale1, bias1, weight2, scale2, bias2, norm_weight, norm_bias, x_scale,
-      hidden_scale, eps, positions, next_scale);
+      hidden_scale, eps, next_scale);
   for (Tensor* tensor :
        {&x, &weight1, &scale1, &bias1, &weight2, &scale2, &bias2, &norm_weight, &norm_bias}) {
     *tensor = torch::stable::contiguous(*tensor);
@@ -499,12 +498,6 @@ std::vector<Tensor> quantized_feed_forward(Tensor x, Tensor weight1, Tensor scal
   if (next_scale) {
     outputs.push_back(torch::stable::new_empty(x, x.sizes(), ScalarType::Char));
     arguments.quantized = outputs.back().mutable_data_ptr();
-  }
-  if (positions) {
-    *positions = torch::stable::contiguous(*positions);
-    arguments.positions = positions->const_data_ptr();
-    outputs.push_back(torch::stable::new_empty(x, x.sizes()));
-    arguments.moved = outputs.back().mutable_data_ptr();
   }
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   check_launch("quantized_feed_forward",
@@ -572,8 +565,7 @@ STABLE_TORCH_LIBRARY(msda, library) {
   library.def(
       "quantized_feed_forward(Tensor x, Tensor weight1, Tensor scale1, Tensor bias1, "
       "Tensor weight2, Tensor scale2, Tensor bias2, Tensor norm_weight, Tensor norm_bias, "
-      "float x_scale, float hidden_scale, float eps, Tensor? positions=None, "
-      "float? next_scale=None) -> Tensor[]");
+      "float x_scale, float hidden_scale, float eps, float? next_scale=None) -> Tensor[]");
   // msda/registrations.py implements it for the CPU.
   library.def(
       "quantized_fused_attention(Tensor value, Tensor spatial_shapes, Tensor level_start_index, "

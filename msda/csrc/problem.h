@@ -356,7 +356,7 @@ inline msda::QuantizedFeedForwardProblem make_quantized_feed_forward_problem(
     const Tensor& x, const Tensor& weight1, const Tensor& scale1, const Tensor& bias1,
     const Tensor& weight2, const Tensor& scale2, const Tensor& bias2, const Tensor& norm_weight,
     const Tensor& norm_bias, double x_scale, double hidden_scale, double eps,
-    const std::optional<Tensor>& positions, std::optional<double> next_scale) {
+    std::optional<double> next_scale) {
   STD_TORCH_CHECK(x.dim() >= 1, "x: expected [..., C], got a tensor without dimensions");
   STD_TORCH_CHECK(weight1.dim() == 2, "weight1: expected [H, C], got ", shape_of(weight1));
   msda::QuantizedFeedForwardProblem problem{1, x.size(x.dim() - 1), weight1.size(0), eps,
@@ -378,11 +378,6 @@ inline msda::QuantizedFeedForwardProblem make_quantized_feed_forward_problem(
   check_tensor("bias2", bias2, ScalarType::Float, "float32", {channels});
   check_tensor("norm_weight", norm_weight, wide, "the type of x", {channels});
   check_tensor("norm_bias", norm_bias, wide, "the type of x", {channels});
-  if (positions) {
-    check_tensor("positions", *positions, wide, "the type of x",
-                 {x.sizes().begin(), x.sizes().end()});
-    problem.add_positions = true;
-  }
   if (next_scale) {
     problem.next_scale = static_cast<float>(*next_scale);
     STD_TORCH_CHECK(problem.next_scale != 0, "next_scale: should be a number above 0, got 0");

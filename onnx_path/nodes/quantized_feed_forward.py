@@ -2,8 +2,7 @@
 
 A node `QuantizedFeedForward` of domain `msda` has the tensors of `msda.quantized_feed_forward` as inputs, in
 the same order, and its numbers as attributes; a `next_scale` of 0 stands for none. The weights are packed as
-those of `onnx_path.nodes.quantized_linear`. A node whose `add_positions` is 0 names the norm's bias again.
-The outputs are those of the operator.
+those of `onnx_path.nodes.quantized_linear`. The outputs are those of the operator.
 
 No file has these nodes. Builds make them of nodes `QuantizedLinear` and a LayerNormalization, see
 `onnx_path.tensorrt.fused_quantized_feed_forwards`. The body lets onnxruntime run what TensorRT gets, and
@@ -34,14 +33,12 @@ def QuantizedFeedForward(
     bias2,
     norm_weight,
     norm_bias,
-    positions,
     x_scale: float,
     hidden_scale: float,
     eps: float,
     next_scale: float,
-    add_positions: int,
 ):
-    """msda.quantized_feed_forward: y = layer_norm(x + the block's numbers), y in int8, y + positions."""
+    """msda.quantized_feed_forward: y = layer_norm(x + the block's numbers), and y in int8."""
     places = op.Constant(value_ints=[1, 256, 65536, 16777216])
     unsigned1 = op.Mod(op.Cast(weight1, to=_INT64), 4294967296)
     bytes1 = op.Mod(op.Unsqueeze(unsigned1, [-1]) / places, 256)
@@ -70,6 +67,4 @@ def QuantizedFeedForward(
 
     scaled = op.Cast(result, to=_FLOAT) / op.Constant(value_float=next_scale)
     quantized = op.Cast(op.Clip(op.Round(scaled), -128.0, 127.0), to=_INT8)
-    # Positions that a node does not have are the norm's bias, which has fewer axes.
-    moved = op.Add(result, positions)
-    return result, quantized, moved
+    return result, quantized

@@ -5,8 +5,7 @@ A block is
     x -> QuantizeLinear -> QuantizedLinear with a ReLU and a result in int8
       -> QuantizedLinear that adds x -> LayerNormalization -> y
 
-If a QuantizeLinear reads y, the node gives its result too, and also that of an Add that reads y. The second
-input of the Add, such as an encoder's positions, has y's shape and is there before the block.
+If a QuantizeLinear reads y, the node gives its result too.
 
 The pass runs behind `onnx_path.tensorrt.fused_quantized_linears`. It knows the nodes by what they compute,
 not by names.
@@ -36,8 +35,6 @@ class _Block:
     second: ir.Node
     norm: ir.Node
     next_quantisers: list[ir.Node]  # of y, with one scale
-    additions: list[ir.Node]  # of y and positions; empty without next_quantisers
-    positions: ir.Value | None
 
     @property
     def x(self) -> ir.Value:
@@ -78,11 +75,8 @@ def _block(norm: ir.Node) -> _Block | None:
         return None
     readers = [use.node for use in norm.outputs[0].uses()]
     scales = [scale for scale in map(_scale_of_int8, readers) if scale is not None]
-    if not scales:
-        return _Block(quantiser, first, second, norm, [], [], None)
-    next_quantisers = [reader for reader in readers if _scale_of_int8(reader) == scales[0]]
-    additions, positions = _additions(second.outputs[0], norm)
-    return _Block(quantiser, first, second, norm, next_quantisers, additions, positions)
+    next_quantisers = [reader for reader in readers if scales and _scale_of_int8(reader) == scales[0]]
+    return _Block(quantiser, first, second, norm, next_quantisers)
 
 
 def _scale_of_int8(node: ir.Node | None) -> float | None:
@@ -91,26 +85,6 @@ def _scale_of_int8(node: ir.Node | None) -> float | None:
         return None
     scale = scale_of(node)
     return None if scale is None or scale.ndim else float(scale)
-
-
-def _additions(like: ir.Value, norm: ir.Node) -> tuple[list[ir.Node], ir.Value | None]:
-    """Returns the Adds of a normalisation's result and positions, and the positions.
-
-    Args:
-        like: a value with the type and shape of both.
-        norm: the normalisation.
-    """
-    place = {node: index for index, node in enumerate(norm.graph)}
-    y, found, positions = norm.outputs[0], [], None
-    for node in (use.node for use in y.uses()):
-        if not is_op(node, "Add") or node.inputs[0] is node.inputs[1]:
-            continue
-        other = node.inputs[1 if node.inputs[0] is y else 0]
-        before = other.producer() is None or place[other.producer()] < place[norm]
-        fits = before and (other.dtype, other.shape) == (like.dtype, like.shape)
-        if fits and positions in (None, other):
-            found, positions = [*found, node], other
-    return found, positions
 
 
 def _layer(value: ir.Value, activation: str, add_residual: int) -> ir.Node | None:
@@ -131,21 +105,16 @@ def _replace(block: _Block) -> None:
     quantiser, first, second, norm = block.quantiser, block.first, block.second, block.norm
     module, own_name = posixpath.split(first.name or "")
     place = own_name.removeprefix(QUANTIZED_LINEAR)  # such as "_1", of the second node of a module
-    replaced = [[norm], block.next_quantisers, block.additions]
-    replaced = [nodes for nodes in replaced if nodes]
-    next_scale = _scale_of_int8(block.next_quantisers[0]) if block.next_quantisers else 0.0
+    replaced = [nodes for nodes in ([norm], block.next_quantisers) if nodes]
     attributes = {
         "x_scale": _scale_of_int8(quantiser),
         "hidden_scale": attribute(first, "output_scale", None),
         "eps": attribute(norm, "epsilon", 1e-5),
-        "next_scale": next_scale,
-        "add_positions": int(block.positions is not None),
+        "next_scale": _scale_of_int8(block.next_quantisers[0]) if block.next_quantisers else 0.0,
     }
-    norm_bias = norm.inputs[2]
-    positions = norm_bias if block.positions is None else block.positions
     made = ir.node(
         QUANTIZED_FEED_FORWARD,
-        [block.x, *first.inputs[1:4], *second.inputs[1:4], *norm.inputs[1:], positions],
+        [block.x, *first.inputs[1:4], *second.inputs[1:4], *norm.inputs[1:]],
         attributes | PLUGIN_ATTRIBUTES,
         domain=DOMAIN,
         num_outputs=len(replaced),
@@ -160,6 +129,6 @@ def _replace(block: _Block) -> None:
             old = node.outputs[0]
             ir.convenience.replace_all_uses_with(old, result, replace_graph_outputs=True)
             result.name, old.name = old.name, f"{old.name}/replaced"
-    graph.remove([*block.additions, *block.next_quantisers, norm, second, first], safe=True)
+    graph.remove([*block.next_quantisers, norm, second, first], safe=True)
     if not quantiser.outputs[0].uses() and not quantiser.outputs[0].is_graph_output():
         graph.remove(quantiser, safe=True)

@@ -127,7 +127,7 @@ WRONG_FIELDS = [
         "scale",
         [1],
         "INT32",
-        'unknown field "scale", expected x_scale, hidden_scale, eps, next_scale and add_positions',
+        'unknown field "scale", expected x_scale, hidden_scale, eps and next_scale',
     ),
 ]
 
@@ -163,7 +163,6 @@ def test_creators_list_the_fields_of_a_network():
         QUANTIZED_LAYER_NORM: ["eps FLOAT32 1", "output_type INT32 1", "scale FLOAT32 1"],
         QUANTIZED_FEED_FORWARD: [
             *(f"{name} FLOAT32 1" for name in ("x_scale", "hidden_scale", "eps", "next_scale")),
-            "add_positions INT32 1",
         ],
     }
     output = output_of(
@@ -305,12 +304,11 @@ TO_INT8 = "activation=0;add_residual=0;multiply_mask=0;output_type=3;output_scal
 TO_FP8 = "activation=2;add_residual=1;multiply_mask=0;output_type=17;output_scale=0.5"
 NORM_TO_INT8 = "eps=0.00001;output_type=3;scale=0.25"
 NORM_TO_FP8 = "eps=0.5;output_type=17;scale=0.5"
-BLOCK = "x_scale=0.25;hidden_scale=0.5;eps=0.00001;next_scale=0.0;add_positions=0"
+BLOCK = "x_scale=0.25;hidden_scale=0.5;eps=0.00001;next_scale=0.0"
 BLOCK_IN_INT8 = BLOCK.replace("next_scale=0.0", "next_scale=0.5")
-BLOCK_WITH_POSITIONS = BLOCK_IN_INT8.replace("positions=0", "positions=1")
 BLOCK_TENSORS = (
     "float16:2,63,64 int32:96,16 float32:96 float32:96 int32:64,24 float32:64 float32:64"
-    " float16:64 float16:64 "
+    " float16:64 float16:64"
 )
 GOOD = {
     (ATTENTION, "-"): f"float16:2,30,4,8 {INT64} float32:2,7,4,3,5,2 float16:2,7,4,3,5",
@@ -340,9 +338,8 @@ GOOD = {
     (QUANTIZED_LINEAR, TO_FP8): "float8:5,64 int32:32,16 float32:32 float32:32 bfloat16:5,32 float32:32",
     (QUANTIZED_LAYER_NORM, NORM_TO_INT8): "float16:2,63,192 float16:192 float16:192",
     (QUANTIZED_LAYER_NORM, NORM_TO_FP8): "bfloat16:0,96 bfloat16:96 bfloat16:96",
-    (QUANTIZED_FEED_FORWARD, BLOCK): BLOCK_TENSORS + "float16:64",
-    (QUANTIZED_FEED_FORWARD, BLOCK_IN_INT8): BLOCK_TENSORS + "float16:64",
-    (QUANTIZED_FEED_FORWARD, BLOCK_WITH_POSITIONS): BLOCK_TENSORS + "float16:2,63,64",
+    (QUANTIZED_FEED_FORWARD, BLOCK): BLOCK_TENSORS,
+    (QUANTIZED_FEED_FORWARD, BLOCK_IN_INT8): BLOCK_TENSORS,
 }
 SAID = {
     GROUPS: "num_groups=8 eps=0.5",
@@ -364,9 +361,8 @@ SAID = {
     TO_FP8: "activation=2 add_residual=1 multiply_mask=0 output_type=17 output_scale=0.500000",
     NORM_TO_INT8: "eps=1e-05 output_type=3 scale=0.25",
     NORM_TO_FP8: "eps=0.5 output_type=17 scale=0.5",
-    BLOCK: "x_scale=0.25 hidden_scale=0.5 eps=1e-05 next_scale=0 add_positions=0",
-    BLOCK_IN_INT8: "x_scale=0.25 hidden_scale=0.5 eps=1e-05 next_scale=0.5 add_positions=0",
-    BLOCK_WITH_POSITIONS: "x_scale=0.25 hidden_scale=0.5 eps=1e-05 next_scale=0.5 add_positions=1",
+    BLOCK: "x_scale=0.25 hidden_scale=0.5 eps=1e-05 next_scale=0",
+    BLOCK_IN_INT8: "x_scale=0.25 hidden_scale=0.5 eps=1e-05 next_scale=0.5",
 }
 """The plugins' words for their fields."""
 WORK = {GROUPS: 2 * 2 * 63 * 8 * 4, "num_groups=3;eps=0.00001": 2 * 256 * 3 * 4}
@@ -462,20 +458,6 @@ BAD = [
     (QUANTIZED_FEED_FORWARD, BLOCK, 6, "float32:1,64", "expected [C] with C=64 (from x), got [1, 64]"),
     (QUANTIZED_FEED_FORWARD, BLOCK, 7, "float32:64", "expected float16 (as x), got float32"),
     (QUANTIZED_FEED_FORWARD, BLOCK, 8, "float16:63", "expected [C] with C=64 (from x), got [63]"),
-    (
-        QUANTIZED_FEED_FORWARD,
-        BLOCK_WITH_POSITIONS,
-        9,
-        "float16:1,63,64",
-        "expected [..., C] with the other sizes of x, got [1, 63, 64]",
-    ),
-    (
-        QUANTIZED_FEED_FORWARD,
-        BLOCK_WITH_POSITIONS,
-        9,
-        "bfloat16:2,63,64",
-        "expected float16 (as x), got bfloat16",
-    ),
 ]
 
 
@@ -496,8 +478,7 @@ def test_plugin_survives_serialisation_and_takes_fitting_inputs(probe, library, 
     said = SAID.get(fields, "" if operator == LINEAR_MAX else "equal points per level")
     kept = [f"num_inputs {len(GOOD[operator, fields].split())}"] if operator == WINDOW_ATTENTION else []
     work = [f"work {WORK[fields]}"] if fields in WORK else []
-    outputs = {BLOCK_IN_INT8: 2, BLOCK_WITH_POSITIONS: 3}.get(fields, 1)
-    formats = len(GOOD[operator, fields].split()) + outputs
+    formats = len(GOOD[operator, fields].split()) + (2 if fields == BLOCK_IN_INT8 else 1)
     checks = ["types 0", "shapes 0", "bounds 0", f"formats {formats}"]
     assert lines == [*checks, f"{operator} 1 {said}", *kept, *work]
     assert not errors
@@ -527,7 +508,6 @@ NAMES = INPUT_NAMES | {
         "bias2",
         "norm_weight",
         "norm_bias",
-        "positions",
     ),
 }
 
@@ -542,7 +522,7 @@ NAMES = INPUT_NAMES | {
         (LINEAR, SUM, (6, 8), "7 inputs"),
         (QUANTIZED_LINEAR, TO_HALF, (5,), "6 inputs"),
         (QUANTIZED_LAYER_NORM, NORM_TO_INT8, (2, 4), "3 inputs"),
-        (QUANTIZED_FEED_FORWARD, BLOCK, (9, 11), "10 inputs"),
+        (QUANTIZED_FEED_FORWARD, BLOCK, (8, 10), "9 inputs"),
     ],
 )
 def test_number_of_inputs(probe, library, operator, fields, counts, expected):

@@ -45,8 +45,8 @@ def network(plugin) -> Mock:
         ),
         (
             converter.QUANTIZED_FEED_FORWARD,
-            {"x_scale": 0.25, "hidden_scale": 0.5, "eps": 1e-5, "next_scale": 0.0, "add_positions": 0},
-            "x_scale=0.25 hidden_scale=0.5 eps=1e-05 next_scale=0 add_positions=0",
+            {"x_scale": 0.25, "hidden_scale": 0.5, "eps": 1e-5, "next_scale": 0.0},
+            "x_scale=0.25 hidden_scale=0.5 eps=1e-05 next_scale=0",
         ),
     ],
     ids=str,
@@ -141,20 +141,16 @@ def test_fields_of_quantized_feed_forward(network, monkeypatch):
     types = "HALF", packed, *float32, packed, *float32, "HALF", "HALF"
     standing_in(monkeypatch)
     tensors = [stand_in(dtype, label) for dtype, label in zip(types, "abcdefghi", strict=True)]
-    ctx, numbers, positions = SimpleNamespace(net=network), (0.25, 0.5, 1e-5), stand_in("HALF", "j")
-    network.add_plugin_v3.return_value.get_output = "yqp".__getitem__
-    for others, labels, outputs, said in (
-        ((), "abcdefghii", "y", "next_scale=0 add_positions=0"),
-        ((None, 0.5), "abcdefghii", ("y", "q"), "next_scale=0.5 add_positions=0"),
-        ((positions, 0.5), "abcdefghij", ("y", "q", "p"), "next_scale=0.5 add_positions=1"),
-    ):
+    ctx, numbers = SimpleNamespace(net=network), (0.25, 0.5, 1e-5)
+    network.add_plugin_v3.return_value.get_output = "yq".__getitem__
+    for others, outputs, said in (((), "y", "0"), ((0.5,), ("y", "q"), "0.5")):
         network.add_plugin_v3.return_value.num_outputs = len(outputs)
         arguments = (*tensors, *numbers, *others)
         assert converter.convert(ctx, converter.quantized_feed_forward, arguments, {}, "node") == outputs
         inputs, _, instance = network.add_plugin_v3.call_args.args
-        assert "".join(tensor.label for tensor in inputs) == labels
+        assert inputs == tensors
         made = instance.get_capability_interface(tensorrt.PluginCapabilityType.BUILD)
-        assert made.metadata_string == f"x_scale=0.25 hidden_scale=0.5 eps=1e-05 {said}"
+        assert made.metadata_string == f"x_scale=0.25 hidden_scale=0.5 eps=1e-05 next_scale={said}"
 
 
 def test_inputs_of_linear_have_one_type(network, monkeypatch):

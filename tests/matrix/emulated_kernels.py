@@ -147,7 +147,6 @@ class _QuantizedFeedForwardProblem(ctypes.Structure):
         ("x_scale", ctypes.c_float),
         ("hidden_scale", ctypes.c_float),
         ("next_scale", ctypes.c_float),
-        ("add_positions", ctypes.c_bool),
     )
 
 
@@ -455,10 +454,9 @@ def quantized_feed_forward(
     x_scale: float,
     hidden_scale: float,
     eps: float,
-    positions: torch.Tensor | None = None,
     next_scale: float | None = None,
     order: int = 0,
-) -> torch.Tensor | tuple[torch.Tensor, ...]:
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """`msda.quantized_feed_forward` of valid contiguous tensors; MSDA_QUANTIZED_FEED_FORWARD forces a kernel.
 
     Returns:
@@ -469,17 +467,15 @@ def quantized_feed_forward(
     """
     output = _unwritten(x.shape, x.dtype)
     quantized = None if next_scale is None else _unwritten(x.shape, torch.int8)
-    moved = None if positions is None else _unwritten(x.shape, x.dtype)
     sizes = math.prod(x.shape[:-1]), x.shape[-1], len(weight1)
     scales = x_scale, hidden_scale, 0.0 if next_scale is None else next_scale
-    problem = _QuantizedFeedForwardProblem(sizes, eps, TYPES.index(x.dtype), *scales, positions is not None)
+    problem = _QuantizedFeedForwardProblem(sizes, eps, TYPES.index(x.dtype), *scales)
     tensors = {"x": x, "weight1": weight1, "scale1": scale1, "bias1": bias1}
     tensors |= {"weight2": weight2, "scale2": scale2, "bias2": bias2}
-    tensors |= {"norm_weight": norm_weight, "norm_bias": norm_bias, "positions": positions}
-    tensors |= {"output": output, "quantized": quantized, "moved": moved}
+    tensors |= {"norm_weight": norm_weight, "norm_bias": norm_bias}
+    tensors |= {"output": output, "quantized": quantized}
     _launch("emulated_quantized_feed_forward", problem, tensors, ctypes.c_uint64(order))
-    results = tuple(tensor for tensor in (output, quantized, moved) if tensor is not None)
-    return output if next_scale is None else results
+    return output if quantized is None else (output, quantized)
 
 
 def _unwritten(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

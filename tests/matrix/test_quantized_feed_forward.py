@@ -37,16 +37,13 @@ class Case:
     channels: int = 256
     hidden: int = 2048
     seed: int = 0
-    outputs: int = 1  # 2: also y in int8; 3: and y + positions
+    next_scale: float | None = None
 
     def inputs(self, dtype: torch.dtype, device: str = "cpu") -> Inputs:
         problem = FeedForwardProblem("", math.prod(self.rows), self.channels, self.hidden)
         inputs = problem.inputs(dtype, "cpu", self.seed)
         inputs = inputs._replace(x=inputs.x.reshape(*self.rows, self.channels))
-        if self.outputs > 1:
-            inputs = inputs._replace(next_scale=0.021)
-        if self.outputs > 2:
-            inputs = inputs._replace(positions=3 * inputs.x.flip(-1))
+        inputs = inputs._replace(next_scale=self.next_scale)
         return map_tensors(inputs, lambda x: x.to(device))
 
 
@@ -56,9 +53,13 @@ def check(backend: Backend, inputs: Inputs, order: int = 0) -> None:
     A hidden number that float32 cannot tell from a tie of two steps may round to either of them.
     """
     results = backend.compute(inputs, order)
-    found, *others = (results,) if inputs.next_scale is None else results
+    found = results
+    if inputs.next_scale is not None:
+        found, quantized = results
+        factor = 1 / torch.tensor(inputs.next_scale, device=found.device)
+        assert quantized.is_contiguous() and quantized.dtype == torch.int8
+        assert torch.equal(quantized, quantize(found.float() * factor, torch.int8))
     assert found.dtype == inputs.x.dtype and found.shape == inputs.x.shape and found.is_contiguous()
-    check_others(found, others, inputs)
     wide = map_tensors(inputs, Tensor.double)
     # As the kernels: x times the reciprocal of its scale, in float32.
     q = quantize(inputs.x.float() * (1 / torch.tensor(inputs.x_scale, device=inputs.x.device)), torch.int8)
@@ -120,7 +121,7 @@ def cases(draw: st.DrawFn, kernel: str | None) -> Case:
         256 if hopper else draw(st.integers(1, 70)),
         64 * draw(st.integers(1, 6)) if hopper else draw(st.integers(1, 300)),
         draw(st.integers(0, 2**16)),
-        draw(st.integers(1, 3)),
+        draw(st.sampled_from([None, 0.021])),
     )
 
 
@@ -136,8 +137,8 @@ def test_drawn_cases(backend: Backend, dtype: torch.dtype) -> None:
 
 EDGES = [
     Case((0, 3), 16, 8),
-    Case((2, 3), 1, 1, outputs=2),  # a variance of zero
-    Case((), 24, 40, outputs=3),
+    Case((2, 3), 1, 1, next_scale=0.5),  # a variance of zero
+    Case((), 24, 40, next_scale=0.021),
     Case((3,), 257, 255),
     Case((2,), 1024, 5),
     Case((2,), 3, 8192),
@@ -153,23 +154,25 @@ def test_edges(backend: Backend, dtype: torch.dtype, case: Case) -> None:
 
 
 @matrix(HOPPER)
-@pytest.mark.parametrize(("hidden", "outputs"), [(64, 3), (192, 1)])
+@pytest.mark.parametrize(("hidden", "next_scale"), [(64, 0.021), (192, None)])
 @pytest.mark.parametrize("rows", [0, 1, 64, 65, 300, 700])
-def test_edges_of_tiles(backend: Backend, dtype: torch.dtype, rows: int, hidden: int, outputs: int) -> None:
+def test_edges_of_tiles(
+    backend: Backend, dtype: torch.dtype, rows: int, hidden: int, next_scale: float | None
+) -> None:
     """Rows that end within a tile of 64, and several rounds on the two multiprocessors of the emulator."""
     backend.skip_unless_ready(dtype)
-    case = Case((rows,), hidden=hidden, outputs=outputs)
+    case = Case((rows,), hidden=hidden, next_scale=next_scale)
     check(backend, case.inputs(dtype, backend.device), order=rows + 1)
 
 
 @matrix((ON_GPU,))
-@pytest.mark.parametrize(("hidden", "outputs"), [(64, 2), (1024, 1), (2048, 3)])
+@pytest.mark.parametrize(("hidden", "next_scale"), [(64, 0.021), (1024, None), (2048, 0.5)])
 @pytest.mark.parametrize("rows", [129, 16896, 40000])
 def test_more_tiles_than_multiprocessors(
-    backend: Backend, dtype: torch.dtype, rows: int, hidden: int, outputs: int
+    backend: Backend, dtype: torch.dtype, rows: int, hidden: int, next_scale: float | None
 ) -> None:
     backend.skip_unless_ready(dtype)
-    check(backend, Case((rows,), hidden=hidden, outputs=outputs).inputs(dtype, backend.device))
+    check(backend, Case((rows,), hidden=hidden, next_scale=next_scale).inputs(dtype, backend.device))
 
 
 # Rounding.
@@ -223,7 +226,7 @@ def test_largest_sums(backend: Backend, dtype: torch.dtype) -> None:
 def test_numbers_that_are_not_finite(backend: Backend, dtype: torch.dtype) -> None:
     """They spoil their row only, which becomes NaN."""
     backend.skip_unless_ready(dtype)
-    inputs = Case((70,), hidden=64, outputs=3).inputs(dtype, backend.device)
+    inputs = Case((70,), hidden=64, next_scale=0.021).inputs(dtype, backend.device)
     spoiled = inputs._replace(x=inputs.x.clone())
     spoiled.x[3, 100], spoiled.x[40, 7], spoiled.x[41, 0] = torch.nan, torch.inf, -torch.inf
     others = torch.tensor([row not in (3, 40, 41) for row in range(70)])
@@ -255,7 +258,6 @@ def test_what_hopper_cannot_run() -> None:
         *(Case((9,), *sizes).inputs(torch.float16, "cuda") for sizes in ((192, 128), (256, 96), (256, 2112))),
         fits._replace(x=misaligned(fits.x)),
         fits._replace(weight2=misaligned(fits.weight2)),
-        fits._replace(positions=misaligned(fits.x), next_scale=1.0),
     ]
     for inputs in slow:
         check(on_gpu(msda.quantized_feed_forward), inputs)
@@ -271,21 +273,21 @@ def test_name_of_no_kernel() -> None:
 # In PyTorch.
 
 
-def small(device: str = "cpu", outputs: int = 3) -> Inputs:
-    return Case((2, 3), 8, 12, outputs=outputs).inputs(torch.float16, device)
+def small(device: str = "cpu") -> Inputs:
+    return Case((2, 3), 8, 12, next_scale=0.021).inputs(torch.float16, device)
 
 
-@pytest.mark.parametrize("outputs", [1, 2, 3])
-def test_opcheck(device: str, outputs: int) -> None:
+@pytest.mark.parametrize("next_scale", [None, 0.021])
+def test_opcheck(device: str, next_scale: float | None) -> None:
     operator = torch.ops.msda.quantized_feed_forward.default
-    operator_checks.registration_of_8_bits(operator, small(device, outputs), torch.int8)
+    inputs = small(device)._replace(next_scale=next_scale)
+    operator_checks.registration_of_8_bits(operator, inputs, torch.int8)
 
 
 def test_strided_inputs(device: str) -> None:
     inputs = small(device)
     strided = inputs._replace(
         x=inputs.x.transpose(0, 1).contiguous().transpose(0, 1),
-        positions=inputs.positions.transpose(0, 1).contiguous().transpose(0, 1),
         weight1=inputs.weight1.T.contiguous().T,
         weight2=inputs.weight2.T.contiguous().T,
         bias2=torch.stack((inputs.bias2, inputs.bias2), 1)[:, 0],
@@ -297,10 +299,10 @@ def test_strided_inputs(device: str) -> None:
 
 def test_export() -> None:
     """All sizes of x but the last are dynamic."""
-    tensors, (*numbers, _, next_scale) = small()[:9], small()[9:]
+    tensors, numbers = small()[:9], small()[9:]
 
     def call(*tensors: Tensor) -> tuple[Tensor, ...]:
-        return msda.quantized_feed_forward(*tensors, *numbers, next_scale=next_scale)
+        return msda.quantized_feed_forward(*tensors, *numbers)
 
     others = Case((4, 3), 8, 12).inputs(torch.float16)[:9]
     operator_checks.exports(torch.ops.msda.quantized_feed_forward.default, call, tensors, others, dynamic=2)
@@ -310,7 +312,7 @@ def test_export() -> None:
 @pytest.mark.parametrize("rows", [300, 40000])
 def test_graph_replays(rows: int) -> None:
     ON_GPU.skip_unless_ready(torch.float16)
-    inputs = Case((rows,), outputs=3).inputs(torch.float16, "cuda")
+    inputs = Case((rows,), next_scale=0.021).inputs(torch.float16, "cuda")
 
     def run(*inputs: Tensor) -> Tensor:
         return torch.stack([output.float() for output in msda.quantized_feed_forward(*inputs)])
@@ -343,9 +345,6 @@ WRONG = (
     Row("x_scale", lambda x: None, ("a float", "None"), TypeError),
     Row("hidden_scale", lambda x: math.inf, ("finite", "inf")),
     Row("hidden_scale", lambda x: 1e-45, ("reciprocal", "1e-45")),
-    Row("positions", lambda x: x.float(), ("torch.float16 as x", "torch.float32"), TypeError),
-    Row("positions", lambda x: x[:1], ("[..., C] = [2, 3, 8]", "[1, 3, 8]")),
-    Row("next_scale", lambda x: None, ("positions", "None")),
     Row("next_scale", lambda x: 0.0, ("above 0", "0.0")),
     Row("next_scale", lambda x: "1", ("a float or None", "'1'"), TypeError),
     Row("eps", lambda x: None, ("float", "None"), TypeError),

@@ -42,7 +42,6 @@ NAMES = (
     "bias2",
     "norm_weight",
     "norm_bias",
-    "positions",
 )
 
 
@@ -52,18 +51,17 @@ def test_body_in_onnxruntime(opset):
     problem = FeedForwardProblem("", 0, 16, 24)
     numbers = problem.inputs(torch.float16, "cpu")[9:12]
     fields = dict(zip(("x_scale", "hidden_scale", "eps"), numbers, strict=True))
-    fields |= {"next_scale": 0.021, "add_positions": 1}
+    fields |= {"next_scale": 0.021}
     node = (
         f"msda.QuantizedFeedForward<{', '.join(f'{name} = {x}' for name, x in fields.items())},"
         ' plugin_namespace = "msda", plugin_version = "1">'
     )
     half = CODES[torch.float16]
     model = text_model(
-        f"y, q, p = {node}({', '.join(NAMES)})",
+        f"y, q = {node}({', '.join(NAMES)})",
         f"{half}[n, s, c] x, int32[h, d] weight1, float[h] scale1, float[h] bias1, int32[c, e] weight2,"
-        f" float[c] scale2, float[c] bias2, {half}[c] norm_weight, {half}[c] norm_bias,"
-        f" {half}[n, s, c] positions",
-        f"{half}[n, s, c] y, int8[n, s, c] q, {half}[n, s, c] p",
+        f" float[c] scale2, float[c] bias2, {half}[c] norm_weight, {half}[c] norm_bias",
+        f"{half}[n, s, c] y, int8[n, s, c] q",
         opset,
         domains=DOMAIN,
     )
@@ -73,17 +71,15 @@ def test_body_in_onnxruntime(opset):
         problem = FeedForwardProblem("", batch * rows, channels, hidden)
         inputs = problem.inputs(torch.float16, "cpu", seed=rows)
         inputs = inputs._replace(x=inputs.x.reshape(batch, rows, channels))
-        positions = inputs.x.flip(-1)
-        feed = dict(zip(NAMES, (x.numpy() for x in (*inputs[:9], positions)), strict=True))
+        feed = dict(zip(NAMES, (x.numpy() for x in inputs[:9]), strict=True))
         feed |= {name: pack_weights(feed[name]) for name in ("weight1", "weight2")}
-        y, q, moved = (torch.from_numpy(array) for array in session.run(None, feed))
+        y, q = (torch.from_numpy(array) for array in session.run(None, feed))
         # A hidden number at a tie may differ by a step.
         expected = msda.quantized_feed_forward(*inputs[:9], *numbers)
         torch.testing.assert_close(y, expected, rtol=2e-3, atol=2e-2)
         # onnxruntime divides by the scale, and the operator multiplies by its reciprocal.
         scaled = y.double() / fields["next_scale"]
         assert ((q - scaled.clamp(-128, 127)).abs() <= 0.5 + 1e-5).all()
-        assert torch.equal(moved, y + positions)
 
 
 # The pass.
@@ -151,7 +147,7 @@ def with_all_outputs(model: onnx.ModelProto) -> onnx.ModelProto:
     copy = onnx.ModelProto.FromString(model.SerializeToString())
     for node in copy.graph.node:
         if node.op_type == QUANTIZED_FEED_FORWARD:
-            node.output.extend([""] * (3 - len(node.output)))
+            node.output.extend([""] * (2 - len(node.output)))
     return copy
 
 
@@ -179,8 +175,8 @@ def test_block_that_becomes_a_node(body):
     (node,) = found.graph.node
     assert node.op_type == QUANTIZED_FEED_FORWARD and node.name == "/block/fc/QuantizedFeedForward"
     numbers = {x.name: onnx.helper.get_attribute_value(x) for x in node.attribute}
-    fields = [numbers[name] for name in ("x_scale", "hidden_scale", "eps", "next_scale", "add_positions")]
-    assert fields == pytest.approx([0.03, 0.05, 1e-3, 0, 0], rel=1e-3)
+    fields = [numbers[name] for name in ("x_scale", "hidden_scale", "eps", "next_scale")]
+    assert fields == pytest.approx([0.03, 0.05, 1e-3, 0], rel=1e-3)
     check_result(*(results(m)[0] for m in (found, model)))
 
 
@@ -191,49 +187,25 @@ def test_quantiser_with_another_reader_stays():
     assert sorted(types_of(found)) == sorted(expected)
 
 
-# An encoder's next layer: values and queries.
+# An encoder's next layer reads the result in int8.
 NEXT = " l = QuantizeLinear(y, s, z) h = DequantizeLinear(l, s, z) v = Neg(h)"
-MOVED = " i = Add(y, pos)"
-OTHER_SCALE = " k2 = QuantizeLinear(y, t, z) j = DequantizeLinear(k2, t, z)"
-OUTPUTS = "".join(f", float16[2, {ROWS}, {CHANNELS}] {name}" for name in "vi")
-
-
-@pytest.mark.parametrize("moved", [MOVED, MOVED.replace("y, pos", "pos, y"), " i = Neg(y)"])
-def test_results_for_the_next_layer(moved):
-    """The node gives y in int8, and y + positions where there is such a sum."""
-    model = make_model("pos = Neg(x) " + BLOCK + NEXT + moved, OUTPUTS)
-    found = fused(model)
-    (node,) = (node for node in found.graph.node if node.op_type == QUANTIZED_FEED_FORWARD)
-    numbers = {x.name: onnx.helper.get_attribute_value(x) for x in node.attribute}
-    adds = "Add" in moved
-    assert list(node.output) == ["y", "l", "i"][: 2 + adds]
-    assert numbers["next_scale"] == pytest.approx(0.03, rel=1e-3) and numbers["add_positions"] == adds
-    assert node.input[9] == ("pos" if adds else "g")
-    others = [QUANTIZED_FEED_FORWARD, "DequantizeLinear", "Neg", "Neg"]
-    assert sorted(types_of(found)) == sorted(others)
-    for pair in zip(*map(results, (found, model)), strict=True):
-        check_result(*pair)
+OTHER_SCALE = " k2 = QuantizeLinear(y, t, z) w2 = DequantizeLinear(k2, t, z) i = Neg(w2)"
 
 
 @pytest.mark.parametrize(
-    ("following", "outputs", "stays"),
-    [
-        (MOVED, 1, ["Add"]),  # without a quantiser
-        (NEXT + " pos2 = Neg(h) i = Add(y, pos2)", 2, ["Add", "Neg"]),  # positions that depend on y
-        (NEXT + " i = Add(y, y)", 2, ["Add"]),
-        (NEXT + " i = Add(y, c)", 2, ["Add"]),  # of another shape
-        (NEXT + MOVED + OTHER_SCALE, 3, ["QuantizeLinear"]),
-    ],
-    ids=["no int8", "later", "twice y", "a row", "another scale"],
+    "others", ["", OTHER_SCALE, " l2 = QuantizeLinear(y, s, z) i = DequantizeLinear(l2, s, z)"]
 )
-def test_readers_that_stay(following, outputs, stays):
-    names = [name for name in "vij" if f" {name} = " in following]
-    listed = "".join(f", float16[2, {ROWS}, {CHANNELS}] {name}" for name in names)
-    found = fused(make_model("pos = Neg(x) " + BLOCK + following, listed))
+def test_result_in_int8(others):
+    """The node gives y in int8 for all quantisers of the first one's scale."""
+    listed = "".join(f", float16[2, {ROWS}, {CHANNELS}] {name}" for name in ("vi" if others else "v"))
+    model = make_model(BLOCK + NEXT + others, listed)
+    found = fused(model)
     (node,) = (node for node in found.graph.node if node.op_type == QUANTIZED_FEED_FORWARD)
-    assert len(node.output) == outputs
-    for kind in ("Add", "QuantizeLinear"):
-        assert types_of(found).count(kind) == stays.count(kind)
+    numbers = {x.name: onnx.helper.get_attribute_value(x) for x in node.attribute}
+    assert len(node.output) == 2 and numbers["next_scale"] == pytest.approx(0.03, rel=1e-3)
+    assert types_of(found).count("QuantizeLinear") == (others == OTHER_SCALE)
+    for pair in zip(*map(results, (found, model)), strict=True):
+        check_result(*pair)
 
 
 OTHER = f", float16[2, {ROWS}, {CHANNELS}] "
@@ -289,15 +261,13 @@ def test_blocks_with_dynamic_rows_stay():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("following", ["", NEXT, NEXT + MOVED], ids=["1 output", "2 outputs", "3 outputs"])
+@pytest.mark.parametrize("following", ["", NEXT], ids=["1 output", "2 outputs"])
 def test_engine(tmp_path, following):
     """One plugin layer runs the block, and nothing quantises before it."""
-    names = ["y", *(name for name in "vi" if f" {name} = " in following)]
-    listed = "".join(f", float16[2, {ROWS}, {CHANNELS}] {name}" for name in names[1:])
-    model = make_model("pos = Neg(x) " + BLOCK + following if following else BLOCK, listed)
+    model = make_model(BLOCK + following, f", float16[2, {ROWS}, {CHANNELS}] v" if following else "")
     expected = onnx_session.run(model, {"x": X.astype(np.float32)})
     path = eight_bit_layers.build_fused_engine(tmp_path, fused(model), plugins=1)
     with trt_plugin.EngineRunner(path) as runner:
         found = runner({"x": X.astype(np.float32)})
-    for name, numbers in zip(names, expected, strict=True):
+    for name, numbers in zip("yv", expected):
         check_result(found[name], numbers)

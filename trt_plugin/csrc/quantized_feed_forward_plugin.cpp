@@ -1,9 +1,7 @@
 // The TensorRT plugin of feed-forward blocks in int8. It takes the place of a QuantizeLinear, of
-// two QuantizedLinear and of a LayerNormalization; and of a QuantizeLinear and an addition behind
-// it. The weights are int32, see quantized_linear_plugin.cpp.
-//
-// The outputs are y, y / next_scale in int8 unless next_scale is 0, and y + positions if
-// add_positions is 1.
+// two QuantizedLinear and of a LayerNormalization; unless next_scale is 0, also of a QuantizeLinear
+// behind it, whose result is the second output. The weights are int32, see
+// quantized_linear_plugin.cpp.
 #include <string>
 
 #include "creator.h"
@@ -16,18 +14,14 @@ constexpr char kQuantizedFeedForward[] = "QuantizedFeedForward";
 constexpr char kXScale[] = "x_scale";
 constexpr char kHiddenScale[] = "hidden_scale";
 constexpr char kNextScale[] = "next_scale";
-constexpr char kAddPositions[] = "add_positions";
 
 class QuantizedFeedForwardPlugin final : public KernelPlugin<QuantizedFeedForwardProblem> {
  public:
-  // The plugin ignores the input of positions that a block does not have.
-  QuantizedFeedForwardPlugin(float x_scale, float hidden_scale, float eps, float next_scale,
-                             bool add_positions)
+  QuantizedFeedForwardPlugin(float x_scale, float hidden_scale, float eps, float next_scale)
       : KernelPlugin(kQuantizedFeedForward,
                      "x_scale=" + number_text(x_scale) +
                          " hidden_scale=" + number_text(hidden_scale) + " eps=" + number_text(eps) +
-                         " next_scale=" + number_text(next_scale) +
-                         " add_positions=" + std::to_string(add_positions),
+                         " next_scale=" + number_text(next_scale),
                      {{"x", "[..., C]"},
                       {"weight1", "[H, C/4]"},
                       {"scale1", "[H]"},
@@ -36,20 +30,16 @@ class QuantizedFeedForwardPlugin final : public KernelPlugin<QuantizedFeedForwar
                       {"scale2", "[C]"},
                       {"bias2", "[C]"},
                       {"norm_weight", "[C]"},
-                      {"norm_bias", "[C]"},
-                      {"positions", "[..., C]"}}),
+                      {"norm_bias", "[C]"}}),
         x_scale_(x_scale),
         hidden_scale_(hidden_scale),
         eps_(eps),
-        next_scale_(next_scale),
-        add_positions_(add_positions) {}
+        next_scale_(next_scale) {}
 
  private:
   Plugin* copy() const override { return new QuantizedFeedForwardPlugin(*this); }
 
-  int32_t num_outputs() const override {
-    return add_positions_ == 1 ? 3 : next_scale_ == 0 ? 1 : 2;
-  }
+  int32_t num_outputs() const override { return next_scale_ == 0 ? 1 : 2; }
 
   DataType output_type(int32_t index, DataType const* types) const override {
     return index == 1 ? DataType::kINT8 : types[0];
@@ -65,7 +55,6 @@ class QuantizedFeedForwardPlugin final : public KernelPlugin<QuantizedFeedForwar
         return type == DataType::kINT32;
       case 7:
       case 8:
-      case 9:
         return type == types[0];
       default:
         return type == DataType::kFLOAT;
@@ -78,7 +67,7 @@ class QuantizedFeedForwardPlugin final : public KernelPlugin<QuantizedFeedForwar
     return index >= 7 ? type_name(types[0]) + " (as x)" : "float32";
   }
 
-  void check_sizes(Dims const* dims, int32_t /*count*/) const override {
+  void check_sizes(Dims const* dims, int32_t count) const override {
     Dims const &x = dims[0], &weight1 = dims[1], &weight2 = dims[4];
     if (x.nbDims < 1) fail(0, "", x);
     if (weight1.nbDims != 2) fail(1, "", weight1);
@@ -92,14 +81,13 @@ class QuantizedFeedForwardPlugin final : public KernelPlugin<QuantizedFeedForwar
     if (!packs(weight1.d[1], channels)) fail(1, of_x, weight1);
     if (differ(weight2.d[0], channels)) fail(4, of_x, weight2);
     if (!packs(weight2.d[1], hidden)) fail(4, of_weight1, weight2);
-    for (int32_t i = 2; i < 9; ++i) {
+    for (int32_t i = 2; i < count; ++i) {
       if (i == 4) continue;
       const bool first = i < 4;
       if (dims[i].nbDims != 1 || differ(dims[i].d[0], first ? hidden : channels)) {
         fail(i, first ? of_weight1 : of_x, dims[i]);
       }
     }
-    if (add_positions_ == 1) check_rows(9, dims, channels, of_x);
   }
 
   QuantizedFeedForwardProblem make_problem(PluginTensorDesc const* inputs) const override {
@@ -112,13 +100,11 @@ class QuantizedFeedForwardPlugin final : public KernelPlugin<QuantizedFeedForwar
     problem.x_scale = x_scale_;
     problem.hidden_scale = hidden_scale_;
     problem.next_scale = next_scale_;
-    problem.add_positions = add_positions_ == 1;
     return problem;
   }
 
   cudaError_t launch(QuantizedFeedForwardProblem const& problem, void const* const* inputs,
                      void* const* outputs, void* /*work*/, cudaStream_t stream) const override {
-    const bool moved = problem.add_positions;
     const QuantizedFeedForwardArguments arguments{inputs[0],
                                                   inputs[1],
                                                   inputs[2],
@@ -128,10 +114,8 @@ class QuantizedFeedForwardPlugin final : public KernelPlugin<QuantizedFeedForwar
                                                   inputs[6],
                                                   inputs[7],
                                                   inputs[8],
-                                                  moved ? inputs[9] : nullptr,
                                                   outputs[0],
-                                                  problem.next_scale == 0 ? nullptr : outputs[1],
-                                                  moved ? outputs[2] : nullptr};
+                                                  problem.next_scale == 0 ? nullptr : outputs[1]};
     return quantized_feed_forward(problem, arguments, stream);
   }
 
@@ -144,29 +128,25 @@ class QuantizedFeedForwardPlugin final : public KernelPlugin<QuantizedFeedForwar
     return {{kXScale, &x_scale_, kFloat32, 1},
             {kHiddenScale, &hidden_scale_, kFloat32, 1},
             {kEps, &eps_, kFloat32, 1},
-            {kNextScale, &next_scale_, kFloat32, 1},
-            {kAddPositions, &add_positions_, kInt32, 1}};
+            {kNextScale, &next_scale_, kFloat32, 1}};
   }
 
   float x_scale_;
   float hidden_scale_;
   float eps_;
   float next_scale_;
-  int32_t add_positions_;  // 0 or 1
 };
 
 }  // namespace
 
 Creator& quantized_feed_forward_creator() {
-  static Creator creator(kQuantizedFeedForward,
-                         {real_field(kXScale), real_field(kHiddenScale), real_field(kEps),
-                          real_field(kNextScale), flag_field(kAddPositions)},
-                         "x_scale, hidden_scale, eps, next_scale and add_positions",
-                         [](FieldValues const& fields) -> Plugin* {
-                           return new QuantizedFeedForwardPlugin(
-                               fields.real(kXScale), fields.real(kHiddenScale), fields.real(kEps),
-                               fields.real(kNextScale), fields.flag(kAddPositions));
-                         });
+  static Creator creator(
+      kQuantizedFeedForward,
+      {real_field(kXScale), real_field(kHiddenScale), real_field(kEps), real_field(kNextScale)},
+      "x_scale, hidden_scale, eps and next_scale", [](FieldValues const& fields) -> Plugin* {
+        return new QuantizedFeedForwardPlugin(fields.real(kXScale), fields.real(kHiddenScale),
+                                              fields.real(kEps), fields.real(kNextScale));
+      });
   return creator;
 }
 

@@ -223,13 +223,6 @@ __device__ __forceinline__ void store_tile(const void* shared, const TensorMap& 
 #endif
 }
 
-// Has L2 load a number of bytes that is a multiple of 16, from an address that is one.
-__device__ __forceinline__ void prefetch_to_l2(const void* address, int bytes) {
-#if MSDA_PTX
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes) : "memory");
-#endif
-}
-
 // Shows the thread's writes to shared memory to TMA.
 __device__ __forceinline__ void publish_to_tma() {
 #if MSDA_PTX

@@ -45,8 +45,7 @@ inline bool can_run(QuantizedFeedForwardKernel kernel, const QuantizedFeedForwar
          problem.hidden <= kHopperMostHidden && problem.hidden % 64 == 0 &&
          aligned(arguments.x, 16) && aligned(arguments.weight1, 16) &&
          aligned(arguments.weight2, 16) && aligned(arguments.output, 16) &&
-         aligned(arguments.positions, 16) && aligned(arguments.quantized, 16) &&
-         aligned(arguments.moved, 16);
+         aligned(arguments.quantized, 16);
 }
 
 // The fastest kernel.

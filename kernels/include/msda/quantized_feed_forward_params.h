@@ -26,7 +26,6 @@ struct QuantizedFeedForwardProblem {
   float x_scale = 1;                   // a step of the quantised x in x's numbers
   float hidden_scale = 1;              // a step of the quantised hidden numbers in theirs
   float next_scale = 0;                // a step of the output in int8; 0: there is none
-  bool add_positions = false;          // whether there is an output with positions
 
   bool empty() const { return rows == 0; }
 };
@@ -42,10 +41,8 @@ struct QuantizedFeedForwardArguments {
   const void* bias2 = nullptr;        // [C] float
   const void* norm_weight = nullptr;  // [C]
   const void* norm_bias = nullptr;    // [C]
-  const void* positions = nullptr;    // [M, C], or none
   void* output = nullptr;             // [M, C]
   void* quantized = nullptr;          // [M, C] int8: output / next_scale; or none
-  void* moved = nullptr;              // [M, C]: output + positions; or none
 };
 
 // Returns one sentence about what is wrong with the problem, or an empty string.
@@ -64,9 +61,6 @@ inline std::string check(const QuantizedFeedForwardProblem& problem) {
   }
   if (problem.next_scale != 0 && is_wrong(problem.next_scale)) {
     return "next_scale" + (expected + std::to_string(problem.next_scale));
-  }
-  if (problem.add_positions && problem.next_scale == 0) {
-    return "next_scale: should be there for positions";
   }
   if (problem.type != DataType::kFloat16 && problem.type != DataType::kBFloat16) {
     return std::string("x: should be float16 or bfloat16, got ") + name(problem.type);

@@ -5,10 +5,9 @@
 //           out = (y - mean) / sqrt(variance + eps) * norm_weight + norm_bias, where y = x + hidden
 //           weight2^T * scale2 + bias2, with mean and variance of each row of y (Layer
 //           Normalization, arXiv:1607.06450, eq. 3 and 4).
-//           Where they are wanted: out / next_scale in int8, and out + positions, both of the
-//           rounded out.
+//           Where it is wanted: out / next_scale in int8, of the rounded out.
 // Layout    x [M,C], weight1 [H,C] and weight2 [C,H] int8, scale1, bias1 [H] and scale2, bias2 [C]
-//           float, norm_weight, norm_bias [C], positions and out [M,C]. Sums of products are int32,
+//           float, norm_weight, norm_bias [C], out [M,C]. Sums of products are int32,
 //           and what follows them is float.
 // Threads   A block computes a row, and keeps q, hidden and y in shared memory. A thread computes a
 //           hidden number at a time, then a number of y. Every warp adds up all of y.
@@ -84,10 +83,6 @@ __global__ void __launch_bounds__(kPlainFeedForwardThreads) quantized_feed_forwa
     if (arguments.quantized != nullptr) {
       static_cast<int8_t*>(arguments.quantized)[index] =
           quantize<int8_t>(widen(out) * next_inverse);
-    }
-    if (arguments.moved != nullptr) {
-      const T position = static_cast<const T*>(arguments.positions)[index];
-      static_cast<T*>(arguments.moved)[index] = narrow<T>(widen(out) + widen(position));
     }
   }
 }

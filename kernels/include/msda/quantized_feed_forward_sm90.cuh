@@ -16,8 +16,9 @@
 // Order     The tensor cores compute first(0), then first(k + 1) and second(k) for each chunk k. A
 //           warp group quantises first(k + 1) while second(k) runs.
 // Norm      A quad of lanes has a row of sums. It adds up mean and variance by shuffles.
-// Outputs   The result goes through shared memory, where other warps read it for further outputs:
-//           those that quantise x, during the next round; in the last round, those that multiply.
+// Int8      The result goes through shared memory. Where it is wanted in int8, each warp reads its
+// 16
+//           rows there, quantises and stores them, before the next round.
 // Memory    Quantised x, a ring of tiles of weights, and a tile that first has the rows to add,
 //           then the result. The kernel needs no work memory.
 // Limits    those of check() and can_run(). Deterministic: a fixed order of sums.
@@ -41,9 +42,7 @@ struct FeedForwardNumbers {
   const float* bias2;
   const void* norm_weight;
   const void* norm_bias;
-  const void* positions;
   int8_t* quantized;  // or null
-  void* moved;        // or null
   int rows;
   int hidden;
   float x_factor;       // 1 / x_scale
@@ -118,7 +117,6 @@ struct FeedForward : FeedForwardSizes {
   struct Barriers {
     uint64_t loaded[kStages], used[kStages];  // tiles of weights
     uint64_t x_ready[kGroups], x_used[kGroups], rows_loaded[kGroups], rows_stored[kGroups];
-    uint64_t result_ready[kGroups];
   };
   static_assert(sizeof(Barriers) <= kBarrierBytes);
 
@@ -142,7 +140,6 @@ struct FeedForward : FeedForwardSizes {
     barriers = reinterpret_cast<Barriers*>(pairs_norm + 2 * kChannels);
   }
 
-  __device__ bool has_more() const { return numbers.quantized != nullptr; }
   __device__ int chunks() const { return numbers.hidden / kChunk; }
   __device__ int blocks() const { return static_cast<int>(gridDim.x); }
   // The first row of a warp group in a round.
@@ -165,8 +162,7 @@ struct FeedForward : FeedForwardSizes {
         init_barrier(&barriers->x_ready[i], kQuantisers);
         init_barrier(&barriers->x_used[i], 128);
         init_barrier(&barriers->rows_loaded[i], 1);
-        init_barrier(&barriers->rows_stored[i], has_more() ? 1 + kQuantisers : 1);
-        init_barrier(&barriers->result_ready[i], 1);
+        init_barrier(&barriers->rows_stored[i], 1);
       }
       publish_barriers();
     }
@@ -222,7 +218,7 @@ struct FeedForward : FeedForwardSizes {
     }
   }
 
-  // One thread: loads the rows to add of both warp groups, and has L2 load their positions.
+  // One thread: loads the rows to add of both warp groups.
   __device__ void load_rows(const TensorMap& x_map) const {
     int parity = 1;
     for (int round = 0; round < rounds(0); ++round, parity ^= 1) {
@@ -232,11 +228,6 @@ struct FeedForward : FeedForwardSizes {
         for (int panel = 0; panel < kOutPanels; ++panel) {
           load_tile(out + group * kOutBytes + panel * kRows * kPanel, x_map,
                     &barriers->rows_loaded[group], panel * (kPanel / 2), first_row(round, group));
-        }
-        if (numbers.moved != nullptr) {
-          const int first = first_row(round, group);
-          prefetch_to_l2(static_cast<const T*>(numbers.positions) + int64_t{first} * kChannels,
-                         min(kRows, numbers.rows - first) * kChannels * 2);
         }
       }
     }
@@ -272,22 +263,14 @@ struct FeedForward : FeedForwardSizes {
     }
   }
 
-  // kQuantisers threads: quantise the rows of x of all rounds but the first, and store the further
-  // outputs of all rounds but the last.
+  // kQuantisers threads: quantise the rows of x of all rounds but the first.
   __device__ void quantize_rounds(int thread) const {
     int parity = 0;
-    for (int round = 1; round <= rounds(0); ++round, parity ^= 1) {
+    for (int round = 1; round < rounds(0); ++round, parity ^= 1) {
       for (int group = 0; group < kGroups && round < rounds(group); ++group) {
         wait_for_phase(&barriers->x_used[group], parity);
         quantize_x<kQuantisers, 4>(round, group, thread);
         arrive(&barriers->x_ready[group]);
-      }
-      const int done = round - 2;  // round - 1 ends after x of `round` is there
-      for (int group = 0; has_more() && done >= 0 && group < kGroups; ++group) {
-        if (done >= rounds(group)) continue;
-        wait_for_phase(&barriers->result_ready[group], done % 2);
-        store_more<kQuantisers, 2>(out + group * kOutBytes, first_row(done, group), thread);
-        arrive(&barriers->rows_stored[group]);
       }
     }
   }
@@ -385,10 +368,13 @@ struct FeedForward : FeedForwardSizes {
       wait_for_phase(&barriers->rows_loaded[group], round_parity);
       round_parity ^= 1;
       finish(sums, out + group * kOutBytes, warp * 16 + g, 2 * t);
+      if (numbers.quantized != nullptr) {
+        __syncwarp();
+        store_quantized(out + group * kOutBytes, warp * 16, first_row(round, group), lane);
+      }
       publish_to_tma();
       sync_some(1 + group, 128);
       if (thread == 0) {
-        arrive(&barriers->result_ready[group]);
         for (int panel = 0; panel < kOutPanels; ++panel) {
           store_tile(out + group * kOutBytes + panel * kRows * kPanel, result, panel * (kPanel / 2),
                      first_row(round, group));
@@ -396,9 +382,6 @@ struct FeedForward : FeedForwardSizes {
         wait_for_reads_of_stores();
         arrive(&barriers->rows_stored[group]);
       }
-    }
-    if (has_more() && own > 0 && own == rounds(0)) {
-      store_more<128, 4>(out + group * kOutBytes, first_row(own - 1, group), thread);
     }
     // The weights of a round without rows.
     for (int i = own > 0 ? 1 + 2 * count * own : 0; i < 1 + 2 * count * rounds(0); ++i) {
@@ -482,43 +465,22 @@ struct FeedForward : FeedForwardSizes {
     }
   }
 
-  // kAll threads store the further outputs of the result in `tile`, whose first row is that of the
-  // problem. Each loads kAtOnce vectors of positions at a time.
-  template <int kAll, int kAtOnce>
-  __device__ void store_more(const char* tile, int first, int thread) const {
-    constexpr int kVector = 8, kInRow = kChannels / kVector;
-    static_assert(kRows * kInRow % (kAll * kAtOnce) == 0);
-#pragma unroll 1
-    for (int i = thread; i < kRows * kInRow; i += kAll * kAtOnce) {
-      Vector<T, kVector> positions[kAtOnce];
-      const auto row_of = [&](int j) { return (i + j * kAll) / kInRow; };
-      const auto exists = [&](int j) { return first + row_of(j) < numbers.rows; };
-      const auto index = [&](int j) {
-        return int64_t{first} * kChannels + int64_t{i + j * kAll} * kVector;
-      };
-      if (numbers.moved != nullptr) {
-#pragma unroll
-        for (int j = 0; j < kAtOnce; ++j) {
-          const T* const from = static_cast<const T*>(numbers.positions) + index(j);
-          if (exists(j)) positions[j] = *reinterpret_cast<const Vector<T, kVector>*>(from);
-        }
-      }
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        if (!exists(j)) break;
-        const int byte = (i + j * kAll) % kInRow * 16;
-        const auto y = *reinterpret_cast<const Vector<T, kVector>*>(
-            tile + byte / kPanel * kRows * kPanel + swizzled<kPanel>(row_of(j), byte % kPanel));
-        const auto scaled = [&](int k) { return y[k] * numbers.next_factor; };
-        *reinterpret_cast<uint2*>(numbers.quantized + index(j)) =
-            uint2{quantize_four(scaled(0), scaled(1), scaled(2), scaled(3)),
-                  quantize_four(scaled(4), scaled(5), scaled(6), scaled(7))};
-        if (numbers.moved == nullptr) continue;
-        float sums[kVector];
-#pragma unroll
-        for (int k = 0; k < kVector; ++k) sums[k] = y[k] + positions[j][k];
-        store<T, kVector>(static_cast<T*>(numbers.moved) + index(j), sums);
-      }
+  // A warp: stores rows `row` to row + 15 of the result in `tile` in int8. They are those from
+  // `first` + row on of the problem.
+  __device__ void store_quantized(const char* tile, int row, int first, int lane) const {
+    constexpr int kVector = kChannels / 32;
+    static_assert(kVector == 8);
+    const char* const panel = tile + lane / 8 * kRows * kPanel;
+    int8_t* const column = numbers.quantized + lane * kVector;
+#pragma unroll 8
+    for (int i = 0; i < 16; ++i) {
+      if (first + row + i >= numbers.rows) break;
+      const auto y = *reinterpret_cast<const Vector<T, kVector>*>(
+          panel + swizzled<kPanel>(row + i, lane % 8 * 16));
+      const auto scaled = [&](int k) { return y[k] * numbers.next_factor; };
+      *reinterpret_cast<uint2*>(column + (int64_t{first} + row + i) * kChannels) =
+          uint2{quantize_four(scaled(0), scaled(1), scaled(2), scaled(3)),
+                quantize_four(scaled(4), scaled(5), scaled(6), scaled(7))};
     }
   }
 };
@@ -588,9 +550,7 @@ cudaError_t launch_quantized_feed_forward_hopper(const QuantizedFeedForwardProbl
                                    floats(arguments.bias2),
                                    arguments.norm_weight,
                                    arguments.norm_bias,
-                                   arguments.positions,
                                    static_cast<int8_t*>(arguments.quantized),
-                                   arguments.moved,
                                    static_cast<int>(rows),
                                    static_cast<int>(hidden),
                                    1 / problem.x_scale,

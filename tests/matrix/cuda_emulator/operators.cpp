@@ -217,19 +217,10 @@ int emulated_quantized_feed_forward(const msda::QuantizedFeedForwardProblem& pro
                                     const Tensor* tensors, uint64_t order) {
   return call(problem, order, [&](Copies& copies) {
     const msda::QuantizedFeedForwardArguments arguments{
-        copies.input(tensors[0]),
-        copies.input(tensors[1]),
-        copies.input(tensors[2]),
-        copies.input(tensors[3]),
-        copies.input(tensors[4]),
-        copies.input(tensors[5]),
-        copies.input(tensors[6]),
-        copies.input(tensors[7]),
-        copies.input(tensors[8]),
-        copies.input(tensors[9]),
-        copies.output(tensors[10]),
-        copies.output(tensors[11]),
-        copies.output(tensors[12])};
+        copies.input(tensors[0]),  copies.input(tensors[1]),  copies.input(tensors[2]),
+        copies.input(tensors[3]),  copies.input(tensors[4]),  copies.input(tensors[5]),
+        copies.input(tensors[6]),  copies.input(tensors[7]),  copies.input(tensors[8]),
+        copies.output(tensors[9]), copies.output(tensors[10])};
     return msda::quantized_feed_forward(problem, arguments, nullptr);
   });
 }
