@@ -145,8 +145,8 @@ void Plugin::check_count(int32_t count) const {
 }
 
 void Plugin::check_outputs(int32_t count) const {
-  if (count == num_outputs()) return;
-  throw std::invalid_argument("expected " + std::to_string(num_outputs()) + " outputs, got " +
+  if (count == getNbOutputs()) return;
+  throw std::invalid_argument("expected " + std::to_string(getNbOutputs()) + " outputs, got " +
                               std::to_string(count));
 }
 

@@ -39,7 +39,7 @@ class Plugin : public nvinfer1::IPluginV3,
   char const* getPluginNamespace() const noexcept final { return kNamespace; }
 
   // IPluginV3OneBuild
-  int32_t getNbOutputs() const noexcept final { return num_outputs(); }
+  int32_t getNbOutputs() const noexcept override { return 1; }
   int32_t getOutputDataTypes(DataType* output_types, int32_t num_outputs,
                              DataType const* input_types, int32_t num_inputs) const noexcept final;
   int32_t getOutputShapes(DimsExprs const* inputs, int32_t num_inputs,
@@ -80,8 +80,6 @@ class Plugin : public nvinfer1::IPluginV3,
 
   // Returns the types that accepts_type() takes, for a message.
   virtual std::string expected_type(int32_t index, DataType const* types) const;
-
-  virtual int32_t num_outputs() const { return 1; }
 
   // Returns the type of output `index`, for inputs of these types, which are accepted. By default,
   // it is that of the first input.

@@ -36,10 +36,10 @@ class QuantizedFeedForwardPlugin final : public KernelPlugin<QuantizedFeedForwar
         eps_(eps),
         next_scale_(next_scale) {}
 
+  int32_t getNbOutputs() const noexcept override { return next_scale_ == 0 ? 1 : 2; }
+
  private:
   Plugin* copy() const override { return new QuantizedFeedForwardPlugin(*this); }
-
-  int32_t num_outputs() const override { return next_scale_ == 0 ? 1 : 2; }
 
   DataType output_type(int32_t index, DataType const* types) const override {
     return index == 1 ? DataType::kINT8 : types[0];

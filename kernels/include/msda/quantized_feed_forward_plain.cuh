@@ -5,10 +5,10 @@
 //           out = (y - mean) / sqrt(variance + eps) * norm_weight + norm_bias, where y = x + hidden
 //           weight2^T * scale2 + bias2, with mean and variance of each row of y (Layer
 //           Normalization, arXiv:1607.06450, eq. 3 and 4).
-//           Where it is wanted: out / next_scale in int8, of the rounded out.
+//           Where it is wanted, also the rounded out / next_scale in int8.
 // Layout    x [M,C], weight1 [H,C] and weight2 [C,H] int8, scale1, bias1 [H] and scale2, bias2 [C]
-//           float, norm_weight, norm_bias [C], out [M,C]. Sums of products are int32,
-//           and what follows them is float.
+//           float, norm_weight, norm_bias [C], out [M,C]. Sums of products are int32, and what
+//           follows them is float.
 // Threads   A block computes a row, and keeps q, hidden and y in shared memory. A thread computes a
 //           hidden number at a time, then a number of y. Every warp adds up all of y.
 // Limits    check() in quantized_feed_forward_params.h. Deterministic: a fixed order of sums.

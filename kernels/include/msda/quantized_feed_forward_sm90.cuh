@@ -16,9 +16,8 @@
 // Order     The tensor cores compute first(0), then first(k + 1) and second(k) for each chunk k. A
 //           warp group quantises first(k + 1) while second(k) runs.
 // Norm      A quad of lanes has a row of sums. It adds up mean and variance by shuffles.
-// Int8      The result goes through shared memory. Where it is wanted in int8, each warp reads its
-// 16
-//           rows there, quantises and stores them, before the next round.
+// Int8      The result goes through shared memory. Where it is wanted in int8 too, each warp reads
+//           its 16 rows there, quantises and stores them, before the next round.
 // Memory    Quantised x, a ring of tiles of weights, and a tile that first has the rows to add,
 //           then the result. The kernel needs no work memory.
 // Limits    those of check() and can_run(). Deterministic: a fixed order of sums.
@@ -465,8 +464,8 @@ struct FeedForward : FeedForwardSizes {
     }
   }
 
-  // A warp: stores rows `row` to row + 15 of the result in `tile` in int8. They are those from
-  // `first` + row on of the problem.
+  // A warp: stores rows `row` to row + 15 of `tile`, which has the result, in int8. Row 0 of the
+  // tile is row `first` of the problem.
   __device__ void store_quantized(const char* tile, int row, int first, int lane) const {
     constexpr int kVector = kChannels / 32;
     static_assert(kVector == 8);

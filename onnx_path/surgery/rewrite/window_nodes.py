@@ -44,9 +44,9 @@ def draft_windows(windows: Sequence[Windows], probes: Sequence[Probe]) -> Draft:
         return draft.add("Add", [value, weight(f"{name}_bias", layer.bias)]) if layer.bias.any() else value
 
     given = [probe.shape(x.map) for x, probe in zip(windows, probes)]
-    around = [x.size if is_dynamic else (x.size[0], x.size[1] * x.size[2]) for x in windows]
+    leading = [x.size if is_dynamic else (x.size[0], x.size[1] * x.size[2]) for x in windows]
     if not is_dynamic:
-        rows = [(*sizes, shape[-1]) for sizes, shape in zip(around, given)]
+        rows = [(*sizes, shape[-1]) for sizes, shape in zip(leading, given)]
         start, given = draft.reshape(start, given, rows), rows
     channels = 3 * first.heads * first.head_dim
     qkv = linear(start, first.qkv, "qkv")
@@ -62,12 +62,12 @@ def draft_windows(windows: Sequence[Windows], probes: Sequence[Probe]) -> Draft:
     if first.projection is not None:
         size = first.heads * first.head_dim
         result = draft.reshape(
-            result, [(*x.size, size) for x in windows], [(*sizes, size) for sizes in around]
+            result, [(*x.size, size) for x in windows], [(*sizes, size) for sizes in leading]
         )
         result = linear(result, first.projection, "projection")
     else:
-        around = [x.size for x in windows]
-    result = draft.reshape(result, [(*sizes, end[-1]) for sizes, end in zip(around, ends)], ends)
+        leading = [x.size for x in windows]
+    result = draft.reshape(result, [(*sizes, end[-1]) for sizes, end in zip(leading, ends)], ends)
     return draft.finish(result, first.end)
 
 
