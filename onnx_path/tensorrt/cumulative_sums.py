@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnx_ir.passes.common
 
-from onnx_path.surgery.graph.traversal import add_constant, attribute, constant, is_op
+from onnx_path.surgery.graph.traversal import add_constant, attribute, constant
+from onnx_path.tensorrt.node_replacement import replace_nodes, take_place
 
 _LONGEST = 1024  # numbers along the axis; the constant has the square of them
 
@@ -27,15 +27,7 @@ def write_out_cumulative_sums(model: onnx.ModelProto) -> int:
     Returns:
         The number of nodes that were replaced.
     """
-    if not any(node.op_type == "CumSum" for node in model.graph.node):
-        return 0
-    changed = ir.from_proto(model)
-    ir.passes.common.ShapeInferencePass()(changed)
-    count = sum(_write_out(node) for node in list(changed.graph) if is_op(node, "CumSum"))
-    if count:
-        ir.passes.common.RemoveUnusedNodesPass()(changed)
-        model.CopyFrom(ir.to_proto(changed))
-    return count
+    return replace_nodes(model, "CumSum", _write_out)
 
 
 def _write_out(node: ir.Node) -> bool:
@@ -56,11 +48,8 @@ def _write_out(node: ir.Node) -> bool:
     else:
         triangle = _computed_triangle(node, len(x.shape) + from_end, exclusive, lower)
     product = ir.node("MatMul", (x, triangle) if from_end == -1 else (triangle, x), name=node.name)
-    result = product.outputs[0]
-    result.name, result.type, result.shape = output.name, output.type, output.shape
     node.graph.insert_before(node, product)
-    ir.convenience.replace_all_uses_with(output, result, replace_graph_outputs=True)
-    node.graph.remove(node, safe=True)
+    take_place(product.outputs[0], output)
     return True
 
 

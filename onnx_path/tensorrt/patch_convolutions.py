@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnx_ir.passes.common
 
 from onnx_path.quantization.qdq_nodes import SIXTEEN_BITS
-from onnx_path.surgery.graph.traversal import add_constant, attribute, constant, is_op
+from onnx_path.surgery.graph.traversal import add_constant, attribute, constant
+from onnx_path.tensorrt.node_replacement import replace_nodes, take_place
 
 _MOST_CHANNELS = 4  # of an image
 
@@ -32,16 +32,7 @@ def write_out_patch_convolutions(model: onnx.ModelProto, folder: Path) -> int:
     Returns:
         The number of nodes that were replaced.
     """
-    if not any(node.op_type == "Conv" for node in model.graph.node):
-        return 0
-    changed = ir.from_proto(model)
-    ir.external_data.set_base_dir(changed.graph, folder)
-    ir.passes.common.ShapeInferencePass()(changed)
-    count = sum(_write_out(node) for node in list(changed.graph) if is_op(node, "Conv"))
-    if count:
-        ir.passes.common.RemoveUnusedNodesPass()(changed)
-        model.CopyFrom(ir.to_proto(changed))
-    return count
+    return replace_nodes(model, "Conv", _write_out, folder)
 
 
 def _write_out(node: ir.Node) -> bool:
@@ -83,10 +74,7 @@ def _write_out(node: ir.Node) -> bool:
     if rest and rest[0] is not None:
         product = add("Add", product, rest[0])
     result = reshape(add("Transpose", product, perm=[0, 2, 1]), outputs, rows, columns)
-    result.name, result.type, result.shape = output.name, output.type, output.shape
-    ir.convenience.replace_all_uses_with(output, result, replace_graph_outputs=True)
-    output.name = f"{output.name}/replaced"
-    node.graph.remove(node, safe=True)
+    take_place(result, output)
     return True
 
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import onnx
 import onnx_ir as ir
-import onnx_ir.passes.common
 
 from onnx_path.nodes.domain import DOMAIN, PLUGIN_ATTRIBUTES
 from onnx_path.nodes.top_k_indices import TOP_K_INDICES
-from onnx_path.surgery.graph.traversal import attribute, constant, is_op
+from onnx_path.surgery.graph.traversal import attribute, constant
+from onnx_path.tensorrt.node_replacement import replace_nodes, take_place
 
 _SHORTEST = 8192  # numbers of a row
 _MOST = 1024  # numbers to find, for which the plugin has a fast kernel
@@ -27,16 +27,7 @@ def replace_top_k(model: onnx.ModelProto) -> int:
         The number of nodes that were replaced.
     """
     has_plugins = any(node.domain == DOMAIN for node in model.graph.node)
-    if not has_plugins or not any(node.op_type == "TopK" for node in model.graph.node):
-        return 0
-    changed = ir.from_proto(model)
-    ir.passes.common.ShapeInferencePass()(changed)
-    count = sum(_replace(node) for node in list(changed.graph) if is_op(node, "TopK"))
-    if count:
-        ir.passes.common.RemoveUnusedNodesPass()(changed)
-        changed.opset_imports[DOMAIN] = 1
-        model.CopyFrom(ir.to_proto(changed))
-    return count
+    return replace_nodes(model, "TopK", _replace) if has_plugins else 0
 
 
 def _replace(node: ir.Node) -> bool:
@@ -57,10 +48,6 @@ def _replace(node: ir.Node) -> bool:
     )
     made.outputs[0].name = f"{indices.name}/int32"
     cast = ir.node("Cast", made.outputs, {"to": ir.DataType.INT64.value}, name=f"{node.name}/Cast")
-    result = cast.outputs[0]
-    result.name, result.type, result.shape = indices.name, indices.type, indices.shape
     node.graph.insert_before(node, [made, cast])
-    ir.convenience.replace_all_uses_with(indices, result, replace_graph_outputs=True)
-    indices.name = f"{indices.name}/replaced"
-    node.graph.remove(node, safe=True)
+    take_place(cast.outputs[0], indices)
     return True

@@ -162,7 +162,7 @@ def test_creators_list_the_fields_of_a_network():
         QUANTIZED_LINEAR: ["activation INT32 1", *flags, "output_type INT32 1", "output_scale FLOAT32 1"],
         QUANTIZED_LAYER_NORM: ["eps FLOAT32 1", "output_type INT32 1", "scale FLOAT32 1"],
         QUANTIZED_FEED_FORWARD: [
-            *(f"{name} FLOAT32 1" for name in ("x_scale", "hidden_scale", "eps", "next_scale")),
+            f"{name} FLOAT32 1" for name in ("x_scale", "hidden_scale", "eps", "next_scale")
         ],
     }
     output = output_of(

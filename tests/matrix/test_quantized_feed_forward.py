@@ -87,19 +87,6 @@ def check(backend: Backend, inputs: Inputs, order: int = 0) -> None:
     assert (found <= (truth + error).to(found.dtype)).all()
 
 
-def check_others(y: Tensor, others: list[Tensor], inputs: Inputs) -> None:
-    """Fails unless the further outputs are exactly those of y."""
-    expected = []
-    if inputs.next_scale is not None:
-        factor = 1 / torch.tensor(inputs.next_scale, device=y.device)
-        expected.append(quantize(y.float() * factor, torch.int8))
-    if inputs.positions is not None:
-        expected.append(y + inputs.positions)
-    assert len(others) == len(expected)
-    for found, exact in zip(others, expected, strict=True):
-        assert found.dtype == exact.dtype and found.is_contiguous() and torch.equal(found, exact)
-
-
 ON_GPU = on_gpu(msda.quantized_feed_forward, VARIABLE, "hopper", TYPES, backends.no_sm90)
 HOPPER = (emulator(msda.quantized_feed_forward, VARIABLE, "hopper", TYPES), ON_GPU)
 PLAIN = (
