@@ -158,13 +158,16 @@ def check_group_norm(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, e
     if num_groups < 1:
         raise ValueError(f"num_groups: expected 1 or more, got {num_groups}")
     _check_eps(eps)
-    _check_map("x", x, "C")
+    _check_type("x", x)
+    if x.dim() not in (3, 4):
+        raise ValueError(f"x: expected [N, H, W, C] or [N, S, C], got {list(x.shape)}")
     for name, tensor in (("weight", weight), ("bias", bias)):
         _check_like(name, tensor, x, "x")
-        _check_shape(name, tensor, "[C]", (x.shape[3],))
-    if x.shape[3] % num_groups:
+        _check_shape(name, tensor, "[C]", (x.shape[-1],))
+    if x.shape[-1] % num_groups:
+        letters = "[N, H, W, C]" if x.dim() == 4 else "[N, S, C]"
         raise ValueError(
-            f"x: expected [N, H, W, C] with C a multiple of num_groups = {num_groups}, got {list(x.shape)}"
+            f"x: expected {letters} with C a multiple of num_groups = {num_groups}, got {list(x.shape)}"
         )
 
 

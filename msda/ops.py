@@ -276,18 +276,18 @@ def group_norm(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: fl
 
     with its own mean and variance over all cells of the image.
 
-    Letters: N images, H and W rows and columns of their map, C channels.
+    Letters: N images, H and W rows and columns of their map, S cells in a row, C channels.
 
     Args:
-        x: [N, H, W, C] float32, float16, bfloat16 or float64.
+        x: [N, H, W, C] or [N, S, C] float32, float16, bfloat16 or float64.
         weight: [C] in x's type.
         bias: [C] in x's type.
         num_groups: number of groups, a divisor of C.
         eps: added to the variance, above 0.
 
     Returns:
-        [N, H, W, C] in x's type. Statistics and arithmetic are float32 (float64 for float64). The variance
-        is a mean of squared differences, so equal numbers give bias. The result is the same in every run on
+        x's shape and type. Statistics and arithmetic are float32 (float64 for float64). The variance is a
+        mean of squared differences, so equal numbers give bias. The result is the same in every run on
         one GPU. Autocast casts x, weight and bias.
 
         Differentiable in x, weight and bias, any number of times and in both modes, with `torch.func` and

@@ -21,8 +21,10 @@ class ConvNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.norm.written_out and self.conv.kernel_size == (1, 1):
-            # A linear layer leaves the channels innermost, as the norm's form for exports expects.
-            return self.norm(F.linear(x.permute(0, 2, 3, 1), self.conv.weight.flatten(1)).permute(0, 3, 1, 2))
+            # The encoder takes cells, so that no reshape is left between norm and encoder: TensorRT copies
+            # what it reshapes before it joins the levels.
+            cells = F.linear(x.permute(0, 2, 3, 1).flatten(1, 2), self.conv.weight.flatten(1))
+            return self.norm(cells).unflatten(1, x.shape[2:]).permute(0, 3, 1, 2)
         return self.norm(self.conv(x))
 
 

@@ -211,13 +211,15 @@ inline msda::WindowProblem make_window_problem(const Tensor& qkv, const Tensor& 
 inline msda::GroupNormProblem make_group_norm_problem(const Tensor& x, const Tensor& weight,
                                                       const Tensor& bias, int64_t num_groups,
                                                       double eps) {
-  STD_TORCH_CHECK(x.dim() == 4, "x: expected [N, H, W, C], got ", shape_of(x));
-  check_shape("weight", weight, {x.size(3)});
+  STD_TORCH_CHECK(x.dim() == 3 || x.dim() == 4, "x: expected [N, H, W, C] or [N, S, C], got ",
+                  shape_of(x));
+  const int64_t channels = x.size(x.dim() - 1), width = x.dim() == 4 ? x.size(2) : 1;
+  check_shape("weight", weight, {channels});
   check_like("weight", weight, "x", x);
-  check_shape("bias", bias, {x.size(3)});
+  check_shape("bias", bias, {channels});
   check_like("bias", bias, "x", x);
-  const msda::GroupNormProblem problem{x.size(0),  x.size(1), x.size(2),        x.size(3),
-                                       num_groups, eps,       data_type("x", x)};
+  const msda::GroupNormProblem problem{x.size(0), x.size(1),        width, channels, num_groups,
+                                       eps,       data_type("x", x)};
   return checked(problem);
 }
 

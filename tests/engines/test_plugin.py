@@ -323,6 +323,7 @@ GOOD = {
     (WINDOW_ATTENTION, "window_size=5;shift=0"): "bfloat16:0,5,1,48 bfloat16:1,25,25",
     (GROUP_NORM, GROUPS): "float16:2,9,7,64 float16:64 float16:64",
     (GROUP_NORM, "num_groups=3;eps=0.00001"): "float32:1,200,200,6 float32:6 float32:6",
+    (GROUP_NORM, "num_groups=8;eps=0.00001"): "float16:2,63,64 float16:64 float16:64",
     (LINEAR, PRODUCT): "float16:2,63,64 float16:256,64" + 5 * " float16:256",
     (LINEAR, SUM): (
         "bfloat16:0,63,64 bfloat16:24,64 bfloat16:24 bfloat16:0,63,24 bfloat16:0,63,1" + 2 * " bfloat16:24"
@@ -344,6 +345,7 @@ GOOD = {
 SAID = {
     GROUPS: "num_groups=8 eps=0.5",
     "num_groups=3;eps=0.00001": "num_groups=3 eps=1e-05",
+    "num_groups=8;eps=0.00001": "num_groups=8 eps=1e-05",
     RAGGED: "points_per_level=[3,6,1]",
     PACKED: "packed, equal points per level",
     f"{PACKED};{RAGGED}": "packed, points_per_level=[3,6,1]",
@@ -365,7 +367,11 @@ SAID = {
     BLOCK_IN_INT8: "x_scale=0.25 hidden_scale=0.5 eps=1e-05 next_scale=0.5",
 }
 """The plugins' words for their fields."""
-WORK = {GROUPS: 2 * 2 * 63 * 8 * 4, "num_groups=3;eps=0.00001": 2 * 256 * 3 * 4}
+WORK = {
+    GROUPS: 2 * 2 * 63 * 8 * 4,
+    "num_groups=3;eps=0.00001": 2 * 256 * 3 * 4,
+    "num_groups=8;eps=0.00001": 2 * 2 * 63 * 8 * 4,
+}
 WORK["count=900"] = 8 * 16384 * 8
 """Bytes of work memory: two floats for each image, part (of 1 cell or more, up to 256) and group; 16,384 keys
 for each row of several parts."""
@@ -401,7 +407,7 @@ BAD = [
     (WINDOW_ATTENTION, WINDOW, 1, "float32:4,16,16", "expected float16 (as qkv), got float32"),
     (WINDOW_ATTENTION, WINDOW, 2, "float16:32", "expected [3*C] with 3*C=96 (from qkv), got [32]"),
     (WINDOW_ATTENTION, WINDOW, 2, "bfloat16:96", "expected float16 (as qkv), got bfloat16"),
-    (GROUP_NORM, GROUPS, 0, "float16:2,63,64", "expected [N, H, W, C], got [2, 63, 64]"),
+    (GROUP_NORM, GROUPS, 0, "float16:63,64", "expected [N, H, W, C] or [N, S, C], got [63, 64]"),
     (GROUP_NORM, GROUPS, 0, "float16:2,9,7,60", "with C a multiple of num_groups=8, got [2, 9, 7, 60]"),
     (GROUP_NORM, GROUPS, 0, "int8:2,9,7,64", "expected float32, float16 or bfloat16, got int8"),
     (GROUP_NORM, GROUPS, 1, "float16:1,64", "expected [C], got [1, 64]"),

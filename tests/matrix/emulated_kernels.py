@@ -268,13 +268,14 @@ def group_norm(
     """`msda.group_norm` of valid contiguous tensors; MSDA_GROUP_NORM forces a kernel.
 
     Returns:
-        [N, H, W, C] in x's type; NaN where the kernel wrote nothing.
+        x's shape and type; NaN where the kernel wrote nothing.
 
     Raises:
         EmulatorError, NotSupported: as `forward`.
     """
     output = torch.full_like(x, torch.nan)
-    problem = _GroupNormProblem((*x.shape, num_groups), eps, TYPES.index(x.dtype))
+    sizes = x.shape if x.dim() == 4 else (*x.shape[:2], 1, x.shape[2])
+    problem = _GroupNormProblem((*sizes, num_groups), eps, TYPES.index(x.dtype))
     tensors = {"x": x, "weight": weight, "bias": bias, "output": output}
     _launch("emulated_group_norm", problem, tensors, ctypes.c_uint64(order))
     return output

@@ -59,6 +59,7 @@ class Case:
     offset: float = 0.0
     eps: float = 1e-5
     seed: int = 0
+    flat: bool = False  # [N, S, C]
 
     def inputs(self, dtype: torch.dtype, device: str = "cpu") -> Inputs:
         """Normal numbers, with a mean of their own in each image: multiples of `offset`."""
@@ -67,6 +68,7 @@ class Case:
         channels = self.num_groups * self.group_size
         x = draw(self.batch, self.height, self.width, channels)
         x += self.offset * torch.arange(1, self.batch + 1).reshape(-1, 1, 1, 1)
+        x = x.flatten(1, 2) if self.flat else x
         inputs = Inputs(x, draw(channels), draw(channels), self.num_groups, self.eps)
         return map_tensors(inputs, lambda x: x.to(device, dtype))
 
@@ -83,6 +85,7 @@ def cases(draw: st.DrawFn, vectors: bool) -> Case:
         offset=draw(st.sampled_from((0.0, 10.0))),
         eps=draw(st.sampled_from((1e-5, 0.5))),
         seed=draw(st.integers(0, 2**16)),
+        flat=draw(st.booleans()),
     )
 
 
@@ -263,7 +266,7 @@ def test_kernels_that_overlap() -> None:
 WRONG = (
     Row("x", lambda x: x.tolist(), ("torch.Tensor", "list"), TypeError),
     Row("x", lambda x: x.int(), ("float32, float16, bfloat16 or float64", "torch.int32"), TypeError),
-    Row("x", lambda x: x[0], ("[N, H, W, C]", "[5, 7, 6]")),
+    Row("x", lambda x: x[0, 0], ("[N, H, W, C] or [N, S, C]", "[7, 6]")),
     Row("weight", lambda x: x.half(), ("torch.float32 as x", "torch.float16"), TypeError),
     Row("weight", lambda x: x[:5], ("[C] = [6]", "[5]")),
     Row("bias", lambda x: None, ("torch.Tensor", "NoneType"), TypeError),

@@ -62,6 +62,18 @@ def test_body_in_onnxruntime(dtype):
         assert_close(run_session(session, inputs), inputs)
 
 
+def test_body_of_cells():
+    """x may be [N, S, C]."""
+    model = one_node(
+        GROUP_NORM, NUMBERS, torch.float32, {"x": ("n", "s", "c"), "weight": ("c",), "bias": ("c",)}
+    )
+    add_function_bodies(model)
+    session = open_session(model)
+    for shape in ((2, 63), (1, 9), (0, 4), (1, 0)):
+        inputs = make_inputs(shape, 8, torch.float32)
+        assert_close(run_session(session, inputs), inputs)
+
+
 @pytest.mark.parametrize("opset", [LOWEST_OPSET, 18, 22])
 def test_body_in_another_opset(opset):
     inputs = make_inputs((2, 9, 7), 16, torch.float32)

@@ -16,7 +16,7 @@ class GroupNormPlugin final : public KernelPlugin<GroupNormProblem> {
   GroupNormPlugin(int32_t num_groups, float eps)
       : KernelPlugin(kGroupNorm,
                      "num_groups=" + std::to_string(num_groups) + " eps=" + number_text(eps),
-                     {{"x", "[N, H, W, C]"}, {"weight", "[C]"}, {"bias", "[C]"}}),
+                     {{"x", "[N, H, W, C] or [N, S, C]"}, {"weight", "[C]"}, {"bias", "[C]"}}),
         num_groups_(num_groups),
         eps_(eps) {
     check_message(check(options()));
@@ -26,8 +26,8 @@ class GroupNormPlugin final : public KernelPlugin<GroupNormProblem> {
   Plugin* copy() const override { return new GroupNormPlugin(*this); }
 
   void check_sizes(Dims const* dims, int32_t count) const override {
-    if (dims[0].nbDims != 4) fail(0, "", dims[0]);
-    const int64_t channels = dims[0].d[3];
+    if (dims[0].nbDims != 3 && dims[0].nbDims != 4) fail(0, "", dims[0]);
+    const int64_t channels = last_size(dims[0]);
     if (channels >= 0 && channels % num_groups_ != 0) {
       fail(0, " with C a multiple of num_groups=" + std::to_string(num_groups_), dims[0]);
     }
@@ -52,8 +52,8 @@ class GroupNormPlugin final : public KernelPlugin<GroupNormProblem> {
     GroupNormProblem problem = options();
     problem.batch_size = x.d[0];
     problem.height = x.d[1];
-    problem.width = x.d[2];
-    problem.channels = x.d[3];
+    problem.width = x.nbDims == 4 ? x.d[2] : 1;
+    problem.channels = last_size(x);
     problem.type = convert(inputs[0].type);
     return problem;
   }
