@@ -1,4 +1,4 @@
-"""Drafting the replacement of a group normalisation: a transposition, the node, its result as rows."""
+"""Drafting the replacement of a group normalisation: a transposition, rows of cells, the node."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ def draft_group_norm(norm: GroupNorm, probes: Sequence[Probe]) -> Draft:
         draft.initializer(f"{prefix}/{name}", np.ascontiguousarray(array, x.dtype.numpy()))
         for name, array in (("weight", norm.weight), ("bias", norm.bias))
     ]
-    cells = draft.add("Transpose", [x], perm=[0, 2, 3, 1])
-    numbers = {"num_groups": norm.num_groups, "eps": norm.eps}
-    result = draft.add(group_norm.GROUP_NORM, [cells, *weights], DOMAIN, **numbers, **PLUGIN_ATTRIBUTES)
     sizes = [probe.shape(norm.map) for probe in probes]
     maps = [(images, *sides, channels) for images, channels, *sides in sizes]
-    result = draft.reshape(result, maps, [probe.shape(norm.end) for probe in probes])
+    cells = draft.add("Transpose", [x], perm=[0, 2, 3, 1])
+    # In front of the node TensorRT joins the Reshape with the Transpose. Behind it, it copies the result.
+    cells = draft.reshape(cells, maps, [probe.shape(norm.end) for probe in probes])
+    numbers = {"num_groups": norm.num_groups, "eps": norm.eps}
+    result = draft.add(group_norm.GROUP_NORM, [cells, *weights], DOMAIN, **numbers, **PLUGIN_ATTRIBUTES)
     return draft.finish(result, norm.end)
