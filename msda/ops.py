@@ -276,7 +276,7 @@ def group_norm(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: fl
 
     with its own mean and variance over all cells of the image.
 
-    Letters: N images, H and W rows and columns of their map, S cells in a row, C channels.
+    Letters: N images, H and W rows and columns of their map, S cells of an image, C channels.
 
     Args:
         x: [N, H, W, C] or [N, S, C] float32, float16, bfloat16 or float64.

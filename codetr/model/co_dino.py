@@ -25,7 +25,7 @@ from codetr.model.layers import (
     device_constant,
     device_size,
 )
-from codetr.model.neck import ChannelMapper
+from codetr.model.neck import ChannelMapper, Level
 from codetr.model.transformer import Decoder, DenoisingQueries, Encoder
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -190,16 +190,16 @@ class CoDino(nn.Module):
 
     def _encode(
         self, images: Tensor, image_shapes: Tensor
-    ) -> tuple[list[Tensor], list[Tensor], Pyramid, Tensor]:
-        """Checks the inputs; returns maps of backbone and neck, the pyramid, and memory [N, S, C]."""
+    ) -> tuple[list[Tensor], list[Level], Pyramid, Tensor]:
+        """Checks the inputs; returns the backbone's maps, the levels, the pyramid, and memory [N, S, C]."""
         if images.dim() != 4 or images.shape[1] != 3:
             raise ValueError(f"images: expected [N, 3, H, W], got {list(images.shape)}")
         if image_shapes.dim() != 2 or image_shapes.shape[0] != images.shape[0] or image_shapes.shape[1] != 2:
             expected = f"[N, 2] with N = {images.shape[0]} (from images)"
             raise ValueError(f"image_shapes: expected {expected}, got {list(image_shapes.shape)}")
         features = self.backbone(images.to(self.dtype))
-        maps = self.neck(features)
-        x = torch.cat([feature.permute(0, 2, 3, 1).flatten(1, 2) for feature in maps], dim=1)  # [N, S, C]
+        levels = self.neck(features)
+        x = torch.cat([level.cells for level in levels], dim=1)  # [N, S, C]
         height, width = images.shape[2:]
         cells = x.shape[1]
         if cells < self.config.num_queries:
@@ -209,21 +209,21 @@ class CoDino(nn.Module):
             )
         input_hw = torch.cat([device_size(size, images.device) for size in (height, width)])
         # Height plus width of the finest level is at least its longest axis.
-        longest = maps[0].shape[2] + maps[0].shape[3]
+        longest = levels[0].height + levels[0].width
         # Every level has half the cells of the previous one, rounded up.
         strides = [float(self.backbone.first_stride << level) for level in range(self.config.num_levels)]
         level_hw = torch.ceil(input_hw / device_constant(strides, torch.float32, images.device)[:, None])
         pyramid = make_pyramid(image_shapes, input_hw, level_hw, cells)
-        return features, maps, pyramid, self.encoder(x, pyramid, longest)
+        return features, levels, pyramid, self.encoder(x, pyramid, longest)
 
     def _run(self, images: Tensor, image_shapes: Tensor, every_layer: bool) -> dict[str, Tensor]:
-        features, maps, pyramid, memory = self._encode(images, image_shapes)
+        features, levels, pyramid, memory = self._encode(images, image_shapes)
         topk_logits, topk_boxes = self.query_selection(memory, pyramid)
         logits, boxes = self.decoder(memory, topk_boxes, pyramid, every_layer)
         det = detections(logits[-1], boxes[-1], image_shapes, self.config.max_per_img)
         return {
             **{f"backbone.{i}": feature for i, feature in enumerate(features)},
-            **{f"neck.{i}": feature for i, feature in enumerate(maps)},
+            **{f"neck.{i}": level.as_map() for i, level in enumerate(levels)},
             "memory": memory,
             "topk_scores": topk_logits,
             "topk_boxes": topk_boxes,

@@ -78,12 +78,10 @@ class GroupNorm(nn.GroupNorm):
     written_out = False  # whether `forward` uses the form for exports
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalises a map [N, C, H, W]. The form for exports also takes cells [N, S, C]."""
+        """Normalises a map [N, C, H, W], or in the form for exports cells [N, S, C]."""
         if not self.written_out:
             return super().forward(x)
-        cells = x if x.dim() == 3 else x.permute(0, 2, 3, 1).flatten(1, 2)
-        cells = msda.group_norm(cells, self.weight, self.bias, self.num_groups, self.eps)
-        return cells if x.dim() == 3 else cells.unflatten(1, x.shape[2:]).permute(0, 3, 1, 2)
+        return msda.group_norm(x, self.weight, self.bias, self.num_groups, self.eps)
 
 
 class DropPath(nn.Module):

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from codetr.config import NeckConfig
 from codetr.model.layers import GroupNorm
+
+
+class Level(NamedTuple):
+    """A map as its cells [N, S, C], row by row, S = height * width."""
+
+    cells: Tensor
+    height: int
+    width: int
+
+    def as_map(self) -> Tensor:
+        """[N, C, height, width]."""
+        return self.cells.transpose(1, 2).unflatten(2, (self.height, self.width))
+
+
+def cells_of(x: Tensor) -> Tensor:
+    """[N, C, H, W] -> cells [N, H * W, C]."""
+    return x.permute(0, 2, 3, 1).flatten(1, 2)
 
 
 class ConvNorm(nn.Module):
@@ -19,13 +38,21 @@ class ConvNorm(nn.Module):
         self.conv = nn.Conv2d(in_channels, out_channels, kernel_size, stride, kernel_size // 2, bias=False)
         self.norm = GroupNorm(groups, out_channels)
 
-    def forward(self, x: Tensor) -> Tensor:
-        if self.norm.written_out and self.conv.kernel_size == (1, 1):
-            # The encoder takes cells, so that no reshape is left between norm and encoder: TensorRT copies
-            # what it reshapes before it joins the levels.
-            cells = F.linear(x.permute(0, 2, 3, 1).flatten(1, 2), self.conv.weight.flatten(1))
-            return self.norm(cells).unflatten(1, x.shape[2:]).permute(0, 3, 1, 2)
-        return self.norm(self.conv(x))
+    def forward(self, x: Tensor) -> Level:
+        """[N, C, H, W] -> its level.
+
+        The form for exports normalises cells, so that no reshape is left before the encoder joins the levels:
+        TensorRT would copy what it reshapes.
+        """
+        if not self.norm.written_out:
+            x = self.norm(self.conv(x))
+            return Level(cells_of(x), *x.shape[2:])
+        if self.conv.kernel_size == (1, 1):
+            cells = F.linear(cells_of(x), self.conv.weight.flatten(1))
+        else:
+            x = self.conv(x)
+            cells = cells_of(x)
+        return Level(self.norm(cells), *x.shape[2:])
 
 
 class ChannelMapper(nn.Module):
@@ -37,11 +64,11 @@ class ChannelMapper(nn.Module):
         extra_channels = [config.in_channels[-1], *[out] * extra][:extra]
         self.extra_convs = nn.ModuleList(ConvNorm(c, out, groups, 3, 2) for c in extra_channels)
 
-    def forward(self, features: list[Tensor]) -> list[Tensor]:
-        """Maps [N, C_i, H_i, W_i] -> `num_outs` maps [N, out_channels, ...]; an extra map halves the last."""
-        outs = [conv(feature) for conv, feature in zip(self.convs, features, strict=True)]
+    def forward(self, features: list[Tensor]) -> list[Level]:
+        """Maps [N, C_i, H_i, W_i] -> `num_outs` levels of out_channels; an extra one halves the last map."""
+        levels = [conv(feature) for conv, feature in zip(self.convs, features, strict=True)]
         x = features[-1]
         for conv in self.extra_convs:
-            x = conv(x)
-            outs.append(x)
-        return outs
+            levels.append(conv(x))
+            x = levels[-1].as_map()
+        return levels
