@@ -135,7 +135,9 @@ def check_window_attention(
         raise ValueError(f"window_size: expected 1 or more, got {window_size}")
     if not 0 <= shift < window_size:
         raise ValueError(f"shift: expected 0 to window_size - 1 = {window_size - 1}, got {shift}")
-    _check_map("qkv", qkv, "3 * C")
+    _check_type("qkv", qkv)
+    if qkv.dim() != 4:
+        raise ValueError(f"qkv: expected [N, H, W, 3 * C], got {list(qkv.shape)}")
     _check_like("bias", bias, qkv, "qkv")
     if padding is not None:
         _check_like("padding", padding, qkv, "qkv")
@@ -422,13 +424,6 @@ def _check_type(name: str, tensor: Tensor) -> None:
     _check_tensor(name, tensor, None)
     if tensor.dtype not in VALUE_TYPES:
         raise TypeError(f"{name}: expected float32, float16, bfloat16 or float64, got {tensor.dtype}")
-
-
-def _check_map(name: str, tensor: Tensor, channels: str) -> None:
-    """Checks that a tensor is a map of cells in one of the operators' types."""
-    _check_type(name, tensor)
-    if tensor.dim() != 4:
-        raise ValueError(f"{name}: expected [N, H, W, {channels}], got {list(tensor.shape)}")
 
 
 def _check_like(name: str, tensor: Tensor, other: Tensor, other_name: str) -> None:

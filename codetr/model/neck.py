@@ -44,15 +44,12 @@ class ConvNorm(nn.Module):
         The form for exports normalises cells, so that no reshape is left before the encoder joins the levels:
         TensorRT would copy what it reshapes.
         """
-        if not self.norm.written_out:
-            x = self.norm(self.conv(x))
-            return Level(cells_of(x), *x.shape[2:])
-        if self.conv.kernel_size == (1, 1):
-            cells = F.linear(cells_of(x), self.conv.weight.flatten(1))
+        if self.norm.written_out and self.conv.kernel_size == (1, 1):
+            cells = self.norm(F.linear(cells_of(x), self.conv.weight.flatten(1)))
         else:
             x = self.conv(x)
-            cells = cells_of(x)
-        return Level(self.norm(cells), *x.shape[2:])
+            cells = self.norm(cells_of(x)) if self.norm.written_out else cells_of(self.norm(x))
+        return Level(cells, *x.shape[2:])
 
 
 class ChannelMapper(nn.Module):
