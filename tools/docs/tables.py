@@ -43,6 +43,7 @@ ENGINES_IN_8_BITS = (
 TRAINING = "training_h200.json"
 SURGERY = "surgery_fp16_h200.json"
 SURGERY_BY_KINDS = "surgery_*_fp16_h100.json"
+SURGERY_BEHIND_MSDA = "surgery_*_behind_msda_fp16_h200.json"
 QUANTIZATION = "quantization*.json"
 REPEATS = "repeats_h100.json"
 BATCH, SERVING = "batch_*_h200.json", "serving_*_h200.json"
@@ -383,7 +384,17 @@ def surgery() -> str:
 
 def surgery_by_kinds() -> str:
     """Engines with other replacements than MSDA alone; DETRs beside MSDA alone on the same GPU."""
-    files = sorted(file.name for file in RESULTS.glob(SURGERY_BY_KINDS))
+    return table_of_kinds(SURGERY_BY_KINDS)
+
+
+def surgery_behind_msda() -> str:
+    """Engines with one more kind replaced, beside those of the same files with MSDA alone."""
+    return table_of_kinds(SURGERY_BEHIND_MSDA)
+
+
+def table_of_kinds(pattern: str) -> str:
+    """A row for each model and each result file of a pattern, by what was replaced."""
+    files = sorted(file.name for file in RESULTS.glob(pattern))
     found = [(read(name)["only"], row) for name in files for row in read(name)["results"]]
     alone = {row["model"]: row["rewritten"]["timing"]["median_ms"] for only, row in found if only == ["msda"]}
     rows = []
