@@ -63,11 +63,44 @@ struct Int8Products<256> {
   using Type = cute::SM90::GMMA::MMA_64x256x32_S32S8S8_RS_TN;
 };
 
-template <class Product, int kSums, size_t... kIndices>
-__device__ __forceinline__ void run(uint32_t (&sums)[kSums], const uint32_t (&a)[4], uint64_t b,
+// Products of 16 bits with a in registers or in shared memory.
+template <typename T, int kColumns>
+struct Products;
+constexpr auto kRowMajor = cute::SM90::GMMA::Major::K;
+template <>
+struct Products<__half, 64> {
+  using Registers = cute::SM90::GMMA::MMA_64x64x16_F32F16F16_RS<kRowMajor, kRowMajor>;
+  using Shared = cute::SM90::GMMA::MMA_64x64x16_F32F16F16_SS<kRowMajor, kRowMajor>;
+};
+template <>
+struct Products<__half, 256> {
+  using Registers = cute::SM90::GMMA::MMA_64x256x16_F32F16F16_RS<kRowMajor, kRowMajor>;
+};
+template <>
+struct Products<__nv_bfloat16, 64> {
+  using Registers = cute::SM90::GMMA::MMA_64x64x16_F32BF16BF16_RS<kRowMajor, kRowMajor>;
+  using Shared = cute::SM90::GMMA::MMA_64x64x16_F32BF16BF16_SS<kRowMajor, kRowMajor>;
+};
+template <>
+struct Products<__nv_bfloat16, 256> {
+  using Registers = cute::SM90::GMMA::MMA_64x256x16_F32BF16BF16_RS<kRowMajor, kRowMajor>;
+};
+
+template <class Product, typename Sum, int kSums, size_t... kIndices>
+__device__ __forceinline__ void run(Sum (&sums)[kSums], const uint32_t (&a)[4], uint64_t b,
                                     cute::SM90::GMMA::ScaleOut scale,
                                     std::index_sequence<kIndices...>) {
   Product::fma(a[0], a[1], a[2], a[3], b, sums[kIndices]..., scale);
+}
+template <class Product, int kSums, size_t... kIndices>
+__device__ __forceinline__ void run(float (&sums)[kSums], uint64_t a, uint64_t b,
+                                    cute::SM90::GMMA::ScaleOut scale,
+                                    std::index_sequence<kIndices...>) {
+  Product::fma(a, b, sums[kIndices]..., scale);
+}
+
+__device__ __forceinline__ cute::SM90::GMMA::ScaleOut scale_out(bool add) {
+  return add ? cute::SM90::GMMA::ScaleOut::One : cute::SM90::GMMA::ScaleOut::Zero;
 }
 
 }  // namespace hopper
@@ -83,11 +116,37 @@ __device__ __forceinline__ void begin_products(uint32_t (&sums)[kSums], const ui
                                                uint64_t b, bool add) {
 #if MSDA_PTX
   using Product = typename hopper::Int8Products<2 * kSums>::Type;
-  hopper::run<Product>(sums, a, b,
-                       add ? cute::SM90::GMMA::ScaleOut::One : cute::SM90::GMMA::ScaleOut::Zero,
-                       std::make_index_sequence<kSums>());
+  hopper::run<Product>(sums, a, b, hopper::scale_out(add), std::make_index_sequence<kSums>());
 #elif !defined(__CUDACC__)
   emulator::multiply_groups(sums, a, b, add);
+#endif
+}
+
+// The same for matrices of T, __half or __nv_bfloat16: a [64, 16] in registers, b [N, 16] in shared
+// memory. A lane holds
+//   of a     columns 2 t and 2 t + 1 of rows 16 w + g (a[0]) and 8 more (a[1]), and columns 8
+//            further (a[2], a[3]), as in a fragment of mma.m16n8k16;
+//   of sums  what it holds for int8.
+template <typename T, int kSums>
+__device__ __forceinline__ void begin_products(float (&sums)[kSums], const uint32_t (&a)[4],
+                                               uint64_t b, bool add) {
+#if MSDA_PTX
+  using Product = typename hopper::Products<T, 2 * kSums>::Registers;
+  hopper::run<Product>(sums, a, b, hopper::scale_out(add), std::make_index_sequence<kSums>());
+#elif !defined(__CUDACC__)
+  emulator::multiply_groups<T>(sums, a, b, add);
+#endif
+}
+
+// The same with a in shared memory.
+template <typename T, int kSums>
+__device__ __forceinline__ void begin_products(float (&sums)[kSums], uint64_t a, uint64_t b,
+                                               bool add) {
+#if MSDA_PTX
+  using Product = typename hopper::Products<T, 2 * kSums>::Shared;
+  hopper::run<Product>(sums, a, b, hopper::scale_out(add), std::make_index_sequence<kSums>());
+#elif !defined(__CUDACC__)
+  emulator::multiply_groups<T>(sums, a, b, add);
 #endif
 }
 
@@ -119,6 +178,13 @@ __device__ __forceinline__ void keep_registers(uint32_t (&registers)[kCount]) {
 #if MSDA_PTX
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(registers[i])::"memory");
+#endif
+}
+template <int kCount>
+__device__ __forceinline__ void keep_registers(float (&registers)[kCount]) {
+#if MSDA_PTX
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 #endif
 }
 

@@ -6,16 +6,13 @@
 // Threads   Persistent blocks of three warp groups. Two multiply, each 64 rows at a time. Of the
 //           third, one warp loads weights and another one the rows of x to add, by TMA; two warps
 //           quantise x.
-// Rounds    In each round a warp group gets 64 rows. In the last round the first warp groups of all
-//           blocks get rows before the second ones do: alone on its multiprocessor, a warp group is
-//           faster.
+// Rounds    See feed_forward_rows.cuh.
 // Chunks    The hidden layer is computed 64 columns at a time. Lane 4 g + t holds columns
 //           8 j + 2 t and + 1 of its sums, and needs numbers 4 t to 4 t + 3 of a row for the second
 //           product. The order of the hidden columns is free, so TMA loads the rows of weight1 in
 //           the order that makes these the same.
 // Order     The tensor cores compute first(0), then first(k + 1) and second(k) for each chunk k. A
 //           warp group quantises first(k + 1) while second(k) runs.
-// Norm      A quad of lanes has a row of sums. It adds up mean and variance by shuffles.
 // Int8      The result goes through shared memory. Where it is wanted in int8 too, each warp reads
 //           its 16 rows there, quantises and stores them, before the next round.
 // Memory    Quantised x, a ring of tiles of weights, and a tile that first has the rows to add,
@@ -26,14 +23,14 @@
 #include <algorithm>
 
 #include "msda/cuda_launch.cuh"
-#include "msda/hopper.cuh"
+#include "msda/feed_forward_rows.cuh"
 #include "msda/quantize.cuh"
 #include "msda/quantized_feed_forward_choice.h"
 #include "msda/vector.cuh"
 
 namespace msda {
 
-struct FeedForwardNumbers {
+struct QuantizedFeedForwardNumbers {
   const void* x;
   const float* scale1;
   const float* bias1;
@@ -50,11 +47,9 @@ struct FeedForwardNumbers {
   float eps;
 };
 
-struct FeedForwardSizes {
+struct QuantizedFeedForwardSizes : FeedForwardRounds {
   static constexpr int kChannels = kHopperChannels;
   static constexpr int kMostHidden = kHopperMostHidden;
-  static constexpr int kRows = 64;  // of a warp group
-  static constexpr int kGroups = 2;
   static constexpr int kThreads = 384;
   static constexpr int kQuantisers = 64;  // threads
   // Of the 168 that each thread begins with, loading warps give to those that multiply.
@@ -112,7 +107,7 @@ __device__ __forceinline__ uint32_t without_negatives(uint32_t word) {
 
 // T is __half or __nv_bfloat16.
 template <typename T>
-struct FeedForward : FeedForwardSizes {
+struct QuantizedFeedForward : QuantizedFeedForwardSizes {
   struct Barriers {
     uint64_t loaded[kStages], used[kStages];  // tiles of weights
     uint64_t x_ready[kGroups], x_used[kGroups], rows_loaded[kGroups], rows_stored[kGroups];
@@ -126,9 +121,10 @@ struct FeedForward : FeedForwardSizes {
   float* pairs2;      // [C, 2]: scale2 and bias2
   float* pairs_norm;  // [C, 2]: weight and bias of the normalisation
   Barriers* barriers;
-  const FeedForwardNumbers& numbers;
+  const QuantizedFeedForwardNumbers& numbers;
 
-  __device__ FeedForward(char* shared, const FeedForwardNumbers& all) : numbers(all) {
+  __device__ QuantizedFeedForward(char* shared, const QuantizedFeedForwardNumbers& all) : numbers(all) {
+    all_rows = all.rows;
     shared += (kAlignment - shared_address(shared) % kAlignment) % kAlignment;
     x = shared;
     out = x + kGroups * kInputBytes;
@@ -140,16 +136,6 @@ struct FeedForward : FeedForwardSizes {
   }
 
   __device__ int chunks() const { return numbers.hidden / kChunk; }
-  __device__ int blocks() const { return static_cast<int>(gridDim.x); }
-  // The first row of a warp group in a round.
-  __device__ int first_row(int round, int group) const {
-    return ((round * kGroups + group) * blocks() + static_cast<int>(blockIdx.x)) * kRows;
-  }
-  // The number of rounds in which a warp group has rows. For the second one it may be one less.
-  __device__ int rounds(int group) const {
-    const int left = numbers.rows - first_row(0, group), step = kGroups * blocks() * kRows;
-    return left > 0 ? (left + step - 1) / step : 0;
-  }
 
   __device__ void init() const {
     if (threadIdx.x == 0) {
@@ -366,7 +352,7 @@ struct FeedForward : FeedForwardSizes {
       }
       wait_for_phase(&barriers->rows_loaded[group], round_parity);
       round_parity ^= 1;
-      finish(sums, out + group * kOutBytes, warp * 16 + g, 2 * t);
+      finish(sums, out + group * kOutBytes, warp * 16 + g, t);
       if (numbers.quantized != nullptr) {
         __syncwarp();
         store_quantized(out + group * kOutBytes, warp * 16, first_row(round, group), lane);
@@ -412,56 +398,28 @@ struct FeedForward : FeedForwardSizes {
     }
   }
 
-  // Adds the rows in `tile`, normalises, and leaves the result there.
-  __device__ void finish(uint32_t (&sums)[kChannels / 2], char* tile, int row, int column) const {
+  // Adds the rows in `tile`, normalises, and leaves the result there. See normalise_rows().
+  __device__ void finish(const uint32_t (&sums)[kChannels / 2], char* tile, int row, int t) const {
     const auto place = [&](int j, int half) {
       return reinterpret_cast<Packed<T>*>(
-          tile + j / 8 * kRows * kPanel +
-          swizzled<kPanel>(row + 8 * half, j % 8 * 16 + 2 * column));
+          tile + j / 8 * kRows * kPanel + swizzled<kPanel>(row + 8 * half, j % 8 * 16 + 4 * t));
     };
-    const auto pairs_of = [&](const float* pairs, int j) {
-      return *reinterpret_cast<const float4*>(pairs + 2 * (8 * j + column));
-    };
-    float means[2] = {}, factors[2] = {};
+    float y[kChannels / 2];
 #pragma unroll
     for (int j = 0; j < kChannels / 8; ++j) {
-      const float4 pairs = pairs_of(pairs2, j);
+      const float4 pairs = *reinterpret_cast<const float4*>(pairs2 + 2 * (8 * j + 2 * t));
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float2 added = unpack(*place(j, half));
-        uint32_t* const two = sums + 4 * j + 2 * half;
-        const auto sum = [&](int i) { return static_cast<float>(static_cast<int>(two[i])); };
-        const float first = fmaf(sum(0), pairs.x, pairs.y) + added.x;
-        const float second = fmaf(sum(1), pairs.z, pairs.w) + added.y;
-        means[half] += first + second;
-        two[0] = __float_as_uint(first);
-        two[1] = __float_as_uint(second);
+        const int i = 4 * j + 2 * half;
+        const auto sum = [&](int k) { return static_cast<float>(static_cast<int>(sums[k])); };
+        y[i] = fmaf(sum(i), pairs.x, pairs.y) + added.x;
+        y[i + 1] = fmaf(sum(i + 1), pairs.z, pairs.w) + added.y;
       }
     }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      means[half] = sum_over_group(means[half], 4) / kChannels;
-      for (int j = 0; j < kChannels / 8; ++j) {
-        for (int i = 0; i < 2; ++i) {
-          const float difference = __uint_as_float(sums[4 * j + 2 * half + i]) - means[half];
-          factors[half] = fmaf(difference, difference, factors[half]);
-        }
-      }
-      factors[half] = 1 / sqrtf(sum_over_group(factors[half], 4) / kChannels + numbers.eps);
-      means[half] *= -factors[half];
-    }
-#pragma unroll
-    for (int j = 0; j < kChannels / 8; ++j) {
-      const float4 pairs = pairs_of(pairs_norm, j);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const auto normalised = [&](int i) {
-          return fmaf(__uint_as_float(sums[4 * j + 2 * half + i]), factors[half], means[half]);
-        };
-        *reinterpret_cast<uint32_t*>(place(j, half)) =
-            pack<T>(fmaf(normalised(0), pairs.x, pairs.y), fmaf(normalised(1), pairs.z, pairs.w));
-      }
-    }
+    normalise_rows<T>(y, pairs_norm, numbers.eps, t, [&](int j, int half, uint32_t word) {
+      *reinterpret_cast<uint32_t*>(place(j, half)) = word;
+    });
   }
 
   // A warp: stores rows `row` to row + 15 of `tile`, which has the result, in int8. Row 0 of the
@@ -485,24 +443,24 @@ struct FeedForward : FeedForwardSizes {
 };
 
 template <typename T>
-__global__ void __launch_bounds__(FeedForwardSizes::kThreads, 1)
+__global__ void __launch_bounds__(QuantizedFeedForwardSizes::kThreads, 1)
     quantized_feed_forward_hopper_kernel(const __grid_constant__ TensorMap x,
                                          const __grid_constant__ TensorMap weight1,
                                          const __grid_constant__ TensorMap weight2,
                                          const __grid_constant__ TensorMap result,
-                                         const __grid_constant__ FeedForwardNumbers numbers) {
-  const FeedForward<T> own(dynamic_shared(), numbers);
+                                         const __grid_constant__ QuantizedFeedForwardNumbers numbers) {
+  const QuantizedFeedForward<T> own(dynamic_shared(), numbers);
   own.init();
   begin_next_kernel();
   const int group = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / 128, 0);
   if (group == 2) {
-    give_registers<FeedForwardSizes::kLoadRegisters>();
+    give_registers<QuantizedFeedForwardSizes::kLoadRegisters>();
     const int thread = static_cast<int>(threadIdx.x) % 128;
     if (thread == 0) own.load_weights(weight1, weight2);
     if (thread == 32) own.load_rows(x);
     if (thread >= 64) own.quantize_rounds(thread - 64);
   } else {
-    take_registers<FeedForwardSizes::kMultiplyRegisters>();
+    take_registers<QuantizedFeedForwardSizes::kMultiplyRegisters>();
     own.multiply(group, result);
   }
 }
@@ -511,7 +469,7 @@ template <typename T>
 cudaError_t launch_quantized_feed_forward_hopper(const QuantizedFeedForwardProblem& problem,
                                                  const QuantizedFeedForwardArguments& arguments,
                                                  cudaStream_t stream) {
-  using Sizes = FeedForwardSizes;
+  using Sizes = QuantizedFeedForwardSizes;
   constexpr int64_t kC = Sizes::kChannels;
   const int64_t rows = problem.rows, hidden = problem.hidden;
   int multiprocessors = 0;
@@ -542,7 +500,7 @@ cudaError_t launch_quantized_feed_forward_hopper(const QuantizedFeedForwardProbl
   }
   if (status != cudaSuccess) return status;
   const auto floats = [](const void* tensor) { return static_cast<const float*>(tensor); };
-  const FeedForwardNumbers numbers{arguments.x,
+  const QuantizedFeedForwardNumbers numbers{arguments.x,
                                    floats(arguments.scale1),
                                    floats(arguments.bias1),
                                    floats(arguments.scale2),

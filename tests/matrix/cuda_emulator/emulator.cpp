@@ -352,6 +352,7 @@ void yield() {
 }
 
 int lane() { return current % kWarp; }
+int warp() { return current / kWarp; }
 
 uint64_t meet_warp(Operation operation, unsigned mask, uint64_t value, int source, Site site) {
   Thread& self = threads[current];

@@ -87,7 +87,8 @@ void wait_for_copies();
 // Lets all other threads run that can.
 void yield();
 
-// Number of the calling thread in its warp.
+// Number of the calling thread in its warp, and of the warp in its block.
 int lane();
+int warp();
 
 }  // namespace emulator

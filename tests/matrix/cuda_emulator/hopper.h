@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "emulator.h"
+#include "tensor_core.h"
 
 namespace emulator {
 
@@ -104,47 +105,99 @@ inline void write_tile(const void* shared, const TensorMap& map, int x, int y) {
 }
 
 // A number of a matrix that a descriptor of WGMMA names.
-inline int8_t number(uint64_t descriptor, int row, int k) {
+template <typename T>
+T number(uint64_t descriptor, int row, int k) {
   const uint32_t begin = static_cast<uint32_t>(descriptor & 0x3fff) << 4;
   const uint32_t eight_rows = static_cast<uint32_t>(descriptor >> 32 & 0x3fff) << 4;
   const int width = descriptor >> 62 == 1 ? 128 : 64;
-  const uint32_t place = begin + row / 8 * eight_rows + row % 8 * width + k;
-  return static_cast<int8_t>(dynamic_shared()[swizzle(place, width)]);
+  const uint32_t place =
+      begin + row / 8 * eight_rows + row % 8 * width + k * static_cast<int>(sizeof(T));
+  T found;
+  std::memcpy(&found, dynamic_shared() + swizzle(place, width), sizeof(T));
+  return found;
 }
 
-template <int kSums>
+// A: a fragment, const uint32_t (&)[4], or a descriptor.
+template <typename Sum, int kSums, typename A>
 struct GroupLane {
-  uint32_t (&sums)[kSums];
-  const uint32_t (&a)[4];
+  Sum (&sums)[kSums];
+  A a;
   uint64_t b;
   bool add;
 };
 
+// The sums of a warp for numbers a [16, kDepth], and b [N, kDepth] by a descriptor of T.
+template <typename T, typename Lane, typename Number, int kDepth>
+void multiply_rows(void* const* lanes, const Number (&a)[16][kDepth]) {
+  for (int i = 0; i < kWarp; ++i) {
+    Lane& lane = *static_cast<Lane*>(lanes[i]);
+    int j = 0;
+    for (auto& bits : lane.sums) {
+      const int row = i / 4 + j / 2 % 2 * 8, column = j / 4 * 8 + i % 4 * 2 + j % 2;
+      Number sum = lane.add ? static_cast<Number>(bits) : Number{};
+      for (int k = 0; k < kDepth; ++k)
+        sum += a[row][k] * static_cast<Number>(number<T>(lane.b, column, k));
+      bits = static_cast<std::remove_reference_t<decltype(bits)>>(sum);
+      ++j;
+    }
+  }
+}
+
+// Int8, with a in registers.
 template <int kSums>
 void multiply_groups(uint32_t (&sums)[kSums], const uint32_t (&a)[4], uint64_t b, bool add,
                      Site site = here()) {
-  GroupLane<kSums> own{sums, a, b, add};
+  using Lane = GroupLane<uint32_t, kSums, const uint32_t (&)[4]>;
+  Lane own{sums, a, b, add};
   meet_and_run(
       &own,
       [](void* const* lanes) {
-        const auto lane = [&](int i) -> GroupLane<kSums>& {
-          return *static_cast<GroupLane<kSums>*>(lanes[i]);
-        };
-        int8_t a[16][32], b[kSums * 2][32];
+        int a[16][32];
         for (int row = 0; row < 16; ++row)
           for (int k = 0; k < 32; ++k) {
-            const uint32_t word = lane(row % 8 * 4 + k % 16 / 4).a[row / 8 + k / 16 * 2];
-            a[row][k] = static_cast<int8_t>(word >> k % 4 * 8);
+            const Lane& lane = *static_cast<const Lane*>(lanes[row % 8 * 4 + k % 16 / 4]);
+            a[row][k] = static_cast<int8_t>(lane.a[row / 8 + k / 16 * 2] >> k % 4 * 8);
           }
-        for (int n = 0; n < kSums * 2; ++n)
-          for (int k = 0; k < 32; ++k) b[n][k] = number(lane(0).b, n, k);
+        multiply_rows<int8_t, Lane>(lanes, a);
+      },
+      site);
+}
+
+// T is a type of 16 bits, with a in registers.
+template <typename T, int kSums>
+void multiply_groups(float (&sums)[kSums], const uint32_t (&a)[4], uint64_t b, bool add,
+                     Site site = here()) {
+  using Lane = GroupLane<float, kSums, const uint32_t (&)[4]>;
+  Lane own{sums, a, b, add};
+  meet_and_run(
+      &own,
+      [](void* const* lanes) {
+        float a[16][16];
         for (int i = 0; i < kWarp; ++i)
-          for (int j = 0; j < kSums; ++j) {
-            const int row = i / 4 + j / 2 % 2 * 8, column = j / 4 * 8 + i % 4 * 2 + j % 2;
-            int sum = lane(i).add ? static_cast<int>(lane(i).sums[j]) : 0;
-            for (int k = 0; k < 32; ++k) sum += a[row][k] * b[column][k];
-            lane(i).sums[j] = static_cast<uint32_t>(sum);
+          for (int word = 0; word < 4; ++word) {
+            float* const two = &a[i / 4 + word % 2 * 8][i % 4 * 2 + word / 2 * 8];
+            unpack<T>(static_cast<const Lane*>(lanes[i])->a[word], two[0], two[1]);
           }
+        multiply_rows<T, Lane>(lanes, a);
+      },
+      site);
+}
+
+// The same with a in shared memory. A warp multiplies 16 rows of its warp group's 64.
+template <typename T, int kSums>
+void multiply_groups(float (&sums)[kSums], uint64_t a, uint64_t b, bool add, Site site = here()) {
+  using Lane = GroupLane<float, kSums, uint64_t>;
+  Lane own{sums, a, b, add};
+  meet_and_run(
+      &own,
+      [](void* const* lanes) {
+        const int first = warp() % 4 * 16;
+        float a[16][16];
+        for (int row = 0; row < 16; ++row)
+          for (int k = 0; k < 16; ++k)
+            a[row][k] = static_cast<float>(
+                number<T>(static_cast<const Lane*>(lanes[0])->a, first + row, k));
+        multiply_rows<T, Lane>(lanes, a);
       },
       site);
 }
