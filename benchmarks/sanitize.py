@@ -13,12 +13,13 @@ from typing import Annotated
 import torch
 
 import msda
+from benchmarks import feed_forward as feed_forwards
 from benchmarks import group_norm as norms
 from benchmarks import image_input as images
 from benchmarks import linear as linears
 from benchmarks import linear_max as largest
 from benchmarks import operator_errors, timing
-from benchmarks import quantized_feed_forward as feed_forwards
+from benchmarks import quantized_feed_forward as quantized_feed_forwards
 from benchmarks import quantized_layer_norm as quantized_norms
 from benchmarks import top_k_indices as searches
 from benchmarks import window_attention as windows
@@ -33,6 +34,7 @@ MapProblem = (
     | linears.LinearProblem
     | largest.LinearMaxProblem
     | feed_forwards.FeedForwardProblem
+    | quantized_feed_forwards.FeedForwardProblem
     | searches.TopKProblem
 )
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -49,13 +51,14 @@ def run_edge_cases(*, only: Annotated[str, Parameter(metavar="REGEX")] = "") -> 
     runs with maps of one cell to many parts, and groups of whole vectors and of odd sizes. Linear layers run
     with every activation, with residuals and masks, and with sizes that end within a tile. So do those with
     8-bit inputs, with results in 8 and 16 bits. Layer normalisation in 8 bits runs with rows of whole vectors
-    and of odd sizes. Feed-forward blocks in int8 run with the sizes of both kernels. The largest outputs of
-    linear layers run with every compiled size and others, the search for the largest numbers with rows of one
-    part and of several. Image input runs with images of one pixel to sizes that end within a block.
+    and of odd sizes. Feed-forward blocks run with the sizes of both kernels, and so do those in int8. The
+    largest outputs of linear layers run with every compiled size and others, the search for the largest
+    numbers with rows of one part and of several. Image input runs with images of one pixel to sizes that end
+    within a block.
 
     MSDA_FORWARD, MSDA_BACKWARD, MSDA_WINDOW, MSDA_GROUP_NORM, MSDA_LINEAR, MSDA_QUANTIZED_LINEAR,
-    MSDA_QUANTIZED_LAYER_NORM, MSDA_QUANTIZED_FEED_FORWARD, MSDA_LINEAR_MAX and MSDA_TOP_K force a kernel
-    (kernels/include/msda/forward_choice.h). Cases that it cannot run are counted as left out.
+    MSDA_QUANTIZED_LAYER_NORM, MSDA_FEED_FORWARD, MSDA_QUANTIZED_FEED_FORWARD, MSDA_LINEAR_MAX and MSDA_TOP_K
+    force a kernel (kernels/include/msda/forward_choice.h). Cases that it cannot run are counted as left out.
 
     ```
     compute-sanitizer --tool memcheck --error-exitcode 1 python -m benchmarks.sanitize
@@ -79,7 +82,7 @@ def run_edge_cases(*, only: Annotated[str, Parameter(metavar="REGEX")] = "") -> 
             error = run()
         except RuntimeError as reason:
             operators = "FORWARD", "BACKWARD", "WINDOW", "GROUP_NORM", "LINEAR", "QUANTIZED_LINEAR"
-            others = "QUANTIZED_LAYER_NORM", "QUANTIZED_FEED_FORWARD", "LINEAR_MAX", "TOP_K"
+            others = "QUANTIZED_LAYER_NORM", "FEED_FORWARD", "QUANTIZED_FEED_FORWARD", "LINEAR_MAX", "TOP_K"
             variables = *operators, *others
             forced = any(f"MSDA_{kernel}" in os.environ for kernel in variables)
             if not (forced and "operation not supported" in str(reason)):  # cudaErrorNotSupported
@@ -158,10 +161,16 @@ def cases() -> Iterator[tuple[str, float, Callable[[], float]]]:
         # A step between the numbers that float32 rounds to.
         yield what, 2e-2, partial(check_quantized_norm, problem, dtype, eight_bits, unaligned)
     sizes = (1, 1, 1), (5, 20, 33), (3, 1024, 8192), (129, 256, 64), (300, 256, 2048), (17000, 256, 192)
-    for dtype, size, unaligned in itertools.product(DTYPES[1:3], sizes, (False, True)):
+    for dtype, size, unaligned in itertools.product(DTYPES[:3], sizes, (False, True)):
         problem = feed_forwards.FeedForwardProblem("edge", *size)
         what = f"feed-forward {'x'.join(map(str, size))} {dtype} unaligned={unaligned}"
-        run = partial(check_map, feed_forward, feed_forwards.truth, problem, dtype, unaligned)
+        run = partial(check_map, msda.feed_forward, feed_forwards.truth, problem, dtype, unaligned)
+        yield what, operator_errors.TOLERANCE[dtype], run
+    for dtype, size, unaligned in itertools.product(DTYPES[1:3], sizes, (False, True)):
+        problem = quantized_feed_forwards.FeedForwardProblem("edge", *size)
+        what = f"feed-forward int8 {'x'.join(map(str, size))} {dtype} unaligned={unaligned}"
+        operator, truth = quantized_feed_forward, quantized_feed_forwards.truth
+        run = partial(check_map, operator, truth, problem, dtype, unaligned)
         yield what, operator_errors.TOLERANCE[dtype], run
     sizes = itertools.product((5, 33, 3000), (20, 64, 192, 256), (1, 32, 80, 90))
     for dtype, size, unaligned in itertools.product(DTYPES, sizes, (False, True)):
@@ -244,8 +253,8 @@ def check_map(
     return operator_errors.relative_error(operator(*moved).cpu(), truth(inputs))
 
 
-def feed_forward(x: torch.Tensor, *others: object) -> torch.Tensor:
-    """Computes a feed-forward block with a result in int8 too, and returns the other."""
+def quantized_feed_forward(x: torch.Tensor, *others: object) -> torch.Tensor:
+    """Computes a feed-forward block in int8 with a result in int8 too, and returns the other."""
     return msda.quantized_feed_forward(x, *others[:-1], next_scale=4 / 127)[0]
 
 

@@ -24,6 +24,7 @@ from dynamo_path.quantized_layers import dequantize, quantize
 from msda.checks import ACTIVATIONS
 from trt_plugin.library import (
     ATTENTION,
+    FEED_FORWARD,
     FUSED_ATTENTION,
     GROUP_NORM,
     LINEAR,
@@ -43,12 +44,13 @@ TARGETS = {
     torch.ops.msda.window_attention.default: WINDOW_ATTENTION,
     torch.ops.msda.group_norm.default: GROUP_NORM,
     torch.ops.msda.linear.default: LINEAR,
+    torch.ops.msda.feed_forward.default: FEED_FORWARD,
     torch.ops.msda.linear_max.default: LINEAR_MAX,
     torch.ops.msda.top_k_indices.default: TOP_K_INDICES,
     torch.ops.msda.quantized_layer_norm.default: QUANTIZED_LAYER_NORM,
     quantized_feed_forward: QUANTIZED_FEED_FORWARD,
 }
-ONE_TYPE = (WINDOW_ATTENTION, GROUP_NORM, LINEAR, QUANTIZED_LAYER_NORM)
+ONE_TYPE = (WINDOW_ATTENTION, GROUP_NORM, LINEAR, FEED_FORWARD, QUANTIZED_LAYER_NORM)
 """Plugins whose inputs have one type."""
 FIELDS = (
     "points_per_level",

@@ -5,18 +5,19 @@ the locations, and `quantized_fused_attention` does so with values in int8. `Mul
 is the module around it. `window_attention` is the attention of Swin Transformer's windows, `group_norm`
 normalises maps with channels innermost, and `linear` is a linear layer with its activation, residual and
 mask. `quantized_linear` is the same of int8 or FP8 numbers, and `quantized_layer_norm` a layer normalisation
-that makes such numbers. `quantized_feed_forward` is the block of two such layers and a normalisation in
-DETR's encoders.
+that makes such numbers. `feed_forward` is the block of two linear layers and a normalisation in DETR's
+encoders, and `quantized_feed_forward` the same in int8.
 `linear_max` is the largest output of a linear layer, and `top_k_indices` finds the largest numbers of rows.
 `image_input` resizes and normalises an image into a network's input. `reference`, `window_reference`,
 `group_norm_reference`, `linear_reference`, `quantized_linear_reference`, `quantized_layer_norm_reference`,
-`quantized_feed_forward_reference`, `linear_max_reference`, `top_k_reference` and `image_input_reference` have
-the operators in plain PyTorch.
+`feed_forward_reference`, `quantized_feed_forward_reference`, `linear_max_reference`, `top_k_reference` and
+`image_input_reference` have the operators in plain PyTorch.
 """
 
 from importlib.metadata import PackageNotFoundError, version
 
 from msda import (
+    feed_forward_reference,
     group_norm_reference,
     image_input_reference,
     linear_max_reference,
@@ -32,6 +33,7 @@ from msda.library import BuildInfo, build_info
 from msda.module import MultiScaleDeformableAttention
 from msda.ops import (
     attention,
+    feed_forward,
     fused_attention,
     group_norm,
     has_fast_linear_max,
@@ -58,6 +60,8 @@ __all__ = [
     "__version__",
     "attention",
     "build_info",
+    "feed_forward",
+    "feed_forward_reference",
     "fused_attention",
     "group_norm",
     "group_norm_reference",

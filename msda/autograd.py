@@ -2,7 +2,8 @@
 
 The backward kernels compute gradients. `msda.derivatives` computes forward-mode derivatives and derivatives
 of gradients. `msda.window_reference` computes all derivatives of window attention,
-`msda.group_norm_reference` those of group normalisation, and `msda.linear_reference` those of linear layers.
+`msda.group_norm_reference` those of group normalisation, `msda.linear_reference` those of linear layers, and
+`msda.feed_forward_reference` those of feed-forward blocks.
 `msda.registrations` has loaded the operators.
 """
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
-from msda import derivatives, group_norm_reference, linear_reference, window_reference
+from msda import derivatives, feed_forward_reference, group_norm_reference, linear_reference, window_reference
 
 _library = torch.library.Library("msda", "FRAGMENT")
 
@@ -265,4 +266,5 @@ def register() -> None:
     _register_by_formula("group_norm", group_norm_reference.group_norm)
     _register_group_norm_vmap()
     _register_by_formula("linear", _linear)
+    _register_by_formula("feed_forward", feed_forward_reference.feed_forward)
     _register_linear_vmap()

@@ -23,7 +23,7 @@ SIXTEEN_BIT_TYPES = (torch.float16, torch.bfloat16)
 EIGHT_BIT_TYPES = (torch.int8, torch.float8_e4m3fn)  # in the order of msda::EightBits
 MAX_QUANTIZED_INPUTS = 2**17 - 1  # as in kernels/include/msda/quantized_linear_params.h
 MAX_FEED_FORWARD_CHANNELS, MAX_FEED_FORWARD_HIDDEN = 1024, 8192
-"""C and H of `quantized_feed_forward`: a block of the plain kernel keeps a row in shared memory."""
+"""C and H of feed-forward blocks: a block of the plain kernel keeps a row in shared memory."""
 
 
 def check_attention(
@@ -264,6 +264,34 @@ def check_quantized_layer_norm(
         _check_shape(name, tensor, "[C]", (x.shape[-1],))
 
 
+def check_feed_forward(
+    x: Tensor,
+    weight1: Tensor,
+    bias1: Tensor,
+    weight2: Tensor,
+    bias2: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    eps: float,
+) -> None:
+    """Checks the arguments of :func:`msda.feed_forward`."""
+    _check_eps(eps)
+    _check_tensor("x", x, None)
+    if x.dtype not in VALUE_TYPES[:3]:
+        raise TypeError(f"x: expected float32, float16 or bfloat16, got {x.dtype}")
+    channels, hidden = _check_block(x, weight1)
+    for name, tensor, letters, shape in (
+        ("weight1", weight1, "[H, C]", (hidden, channels)),
+        ("bias1", bias1, "[H]", (hidden,)),
+        ("weight2", weight2, "[C, H]", (channels, hidden)),
+        ("bias2", bias2, "[C]", (channels,)),
+        ("norm_weight", norm_weight, "[C]", (channels,)),
+        ("norm_bias", norm_bias, "[C]", (channels,)),
+    ):
+        _check_like(name, tensor, x, "x")
+        _check_shape(name, tensor, letters, shape)
+
+
 def check_quantized_feed_forward(
     x: Tensor,
     weight1: Tensor,
@@ -286,17 +314,7 @@ def check_quantized_feed_forward(
     _check_tensor("x", x, None)
     if x.dtype not in SIXTEEN_BIT_TYPES:
         raise TypeError(f"x: expected float16 or bfloat16, got {x.dtype}")
-    if not x.dim():
-        raise ValueError("x: expected [..., C], got a tensor without dimensions")
-    channels = x.shape[-1]
-    if not 1 <= channels <= MAX_FEED_FORWARD_CHANNELS:
-        most = MAX_FEED_FORWARD_CHANNELS
-        raise ValueError(f"x: expected [..., C] with C of 1 to {most}, got {list(x.shape)}")
-    _check_tensor("weight1", weight1, x, "x")
-    hidden = weight1.shape[0] if weight1.dim() else 0
-    if not 1 <= hidden <= MAX_FEED_FORWARD_HIDDEN:
-        most = MAX_FEED_FORWARD_HIDDEN
-        raise ValueError(f"weight1: expected [H, C] with H of 1 to {most}, got {list(weight1.shape)}")
+    channels, hidden = _check_block(x, weight1)
     of_hidden, of_channels = (torch.float32, "[H]", (hidden,)), (torch.float32, "[C]", (channels,))
     of_norm = x.dtype, "[C]", (channels,)
     for name, tensor, (dtype, letters, shape) in (
@@ -316,6 +334,22 @@ def check_quantized_feed_forward(
         _check_shape(name, tensor, letters, shape)
     if next_scale is not None:
         _check_scale("next_scale", next_scale, "a float or None")
+
+
+def _check_block(x: Tensor, weight1: Tensor) -> tuple[int, int]:
+    """Checks the sizes of a feed-forward block; returns C and H."""
+    if not x.dim():
+        raise ValueError("x: expected [..., C], got a tensor without dimensions")
+    channels = x.shape[-1]
+    if not 1 <= channels <= MAX_FEED_FORWARD_CHANNELS:
+        most = MAX_FEED_FORWARD_CHANNELS
+        raise ValueError(f"x: expected [..., C] with C of 1 to {most}, got {list(x.shape)}")
+    _check_tensor("weight1", weight1, x, "x")
+    hidden = weight1.shape[0] if weight1.dim() else 0
+    if not 1 <= hidden <= MAX_FEED_FORWARD_HIDDEN:
+        most = MAX_FEED_FORWARD_HIDDEN
+        raise ValueError(f"weight1: expected [H, C] with H of 1 to {most}, got {list(weight1.shape)}")
+    return channels, hidden
 
 
 def _check_eps(eps: float) -> None:

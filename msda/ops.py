@@ -480,6 +480,61 @@ def quantized_layer_norm(
     return torch.ops.msda.quantized_layer_norm(x, weight, bias, eps, scale, dtype)
 
 
+def feed_forward(
+    x: Tensor,
+    weight1: Tensor,
+    bias1: Tensor,
+    weight2: Tensor,
+    bias2: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Computes the feed-forward block of a post-norm transformer, such as DETR's encoders:
+
+        hidden = relu(x weight1^T + bias1)
+        y = layer_norm(x + hidden weight2^T + bias2)
+
+    The hidden numbers are rounded to x's type.
+
+    Args:
+        x: [..., C] float32, float16 or bfloat16, with C up to 1024.
+        weight1: [H, C] in x's type, with H up to 8192.
+        bias1: [H] in x's type.
+        weight2: [C, H] in x's type.
+        bias2: [C] in x's type.
+        norm_weight: [C] in x's type.
+        norm_bias: [C] in x's type.
+        eps: added to the variance of the normalisation, above 0.
+
+    Returns:
+        y, [..., C] in x's type. Sums and statistics are float32, and y is rounded once. The result is the
+        same in every run on one device. Autocast casts all tensors.
+
+        On CUDA a kernel for compute capability 9.0 runs float16 and bfloat16 with C = 256 and H a multiple of
+        64 up to 2048. A plain kernel, which is slow, runs the other blocks.
+
+        Differentiable in all tensors, any number of times and in both modes, with `torch.func`. PyTorch
+        operations compute the derivatives.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what it should be and what it was.
+        RuntimeError: if the environment variable MSDA_FEED_FORWARD names no kernel, or a kernel that cannot
+            run the problem.
+
+    Source: Attention Is All You Need, arXiv:1706.03762, sections 3.1 and 3.3.
+
+    Example:
+        >>> x, bias1, bias2, norm = torch.rand(2, 150, 8), torch.ones(16), torch.ones(8), torch.ones(8)
+        >>> feed_forward(x, torch.rand(16, 8), bias1, torch.rand(8, 16), bias2, norm, norm).shape
+        torch.Size([2, 150, 8])
+    """
+    arguments = x, weight1, bias1, weight2, bias2, norm_weight, norm_bias, eps
+    checks.check_feed_forward(*arguments)
+    _check_built_for(x, "x")
+    return torch.ops.msda.feed_forward(*arguments)
+
+
 def quantized_feed_forward(
     x: Tensor,
     weight1: Tensor,
@@ -495,7 +550,7 @@ def quantized_feed_forward(
     eps: float,
     next_scale: float | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Computes the feed-forward block of a post-norm transformer, such as DETR's encoders, in int8:
+    """Computes the block of `feed_forward` in int8:
 
         hidden = quantise(relu(quantise(x / x_scale) weight1^T * scale1 + bias1) / hidden_scale)
         y = layer_norm(x + hidden weight2^T * scale2 + bias2)

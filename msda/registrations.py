@@ -14,6 +14,7 @@ from torch import Tensor
 
 from msda import (
     autograd,
+    feed_forward_reference,
     group_norm_reference,
     image_input_reference,
     library,
@@ -117,6 +118,11 @@ def _quantized_layer_norm_fake(x, weight, bias, eps, scale, dtype):
     return x.new_empty(x.shape, dtype=dtype)
 
 
+@torch.library.register_fake("msda::feed_forward")
+def _feed_forward_fake(x, weight1, bias1, weight2, bias2, norm_weight, norm_bias, eps):
+    return _contiguous(x)
+
+
 @torch.library.register_fake("msda::quantized_feed_forward")
 def _quantized_feed_forward_fake(
     x,
@@ -156,6 +162,7 @@ def _contiguous(tensor: Tensor) -> Tensor:
 
 torch.library.impl("msda::window_attention", "CPU", window_reference.window_attention)
 torch.library.impl("msda::group_norm", "CPU", group_norm_reference.group_norm)
+torch.library.impl("msda::feed_forward", "CPU", feed_forward_reference.feed_forward)
 torch.library.impl("msda::linear_max", "CPU", linear_max_reference.linear_max)
 torch.library.impl("msda::top_k_indices", "CPU", top_k_reference.top_k_indices)
 torch.library.impl("msda::quantized_layer_norm", "CPU", quantized_layer_norm_reference.quantized_layer_norm)
@@ -245,6 +252,7 @@ for _name, _cast in (
     ("window_attention", _cast_all),
     ("group_norm", _cast_all),
     ("linear", _cast_all),
+    ("feed_forward", _cast_all),
 ):
     _register_autocast(_name, _cast, "cuda", "AutocastCUDA")
     _register_autocast(_name, _cast, "cpu", "AutocastCPU")

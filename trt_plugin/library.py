@@ -23,6 +23,7 @@ GROUP_NORM = "GroupNorm"
 LINEAR = "Linear"
 QUANTIZED_LINEAR = "QuantizedLinear"
 QUANTIZED_LAYER_NORM = "QuantizedLayerNorm"
+FEED_FORWARD = "FeedForward"
 QUANTIZED_FEED_FORWARD = "QuantizedFeedForward"
 LINEAR_MAX = "LinearMax"
 TOP_K_INDICES = "TopKIndices"
@@ -34,6 +35,7 @@ OPERATORS = (
     LINEAR,
     QUANTIZED_LINEAR,
     QUANTIZED_LAYER_NORM,
+    FEED_FORWARD,
     QUANTIZED_FEED_FORWARD,
     LINEAR_MAX,
     TOP_K_INDICES,
@@ -153,14 +155,23 @@ def has_fast_quantized_linear(
     return _answer(function, sizes, residual, masked, quantized_output, EIGHT_BIT_TYPES.index(eight_bits))
 
 
-def has_fast_quantized_feed_forward(rows: int, channels: int, hidden: int) -> bool:
-    """Returns whether the plugin `QuantizedFeedForward` is faster than two layers on the current GPU.
+def has_fast_feed_forward(rows: int, channels: int, hidden: int) -> bool:
+    """Returns whether the plugin `FeedForward` is faster than two layers in 16 bits on the current GPU.
 
     Args:
         rows, channels, hidden: M, C and H of the block.
 
     Raises:
         EngineError: as `load`.
+    """
+    function = ctypes.CDLL(str(load())).msda_has_fast_feed_forward
+    return _answer(function, (rows, channels, hidden))
+
+
+def has_fast_quantized_feed_forward(rows: int, channels: int, hidden: int) -> bool:
+    """Returns whether the plugin `QuantizedFeedForward` is faster than two layers on the current GPU.
+
+    Arguments and errors are those of `has_fast_feed_forward`.
     """
     function = ctypes.CDLL(str(load())).msda_has_fast_quantized_feed_forward
     return _answer(function, (rows, channels, hidden))

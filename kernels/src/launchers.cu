@@ -10,6 +10,7 @@
 
 #include "msda/backward_choice.h"
 #include "msda/cuda_launch.cuh"
+#include "msda/feed_forward_choice.h"
 #include "msda/forward_choice.h"
 #include "msda/group_norm_choice.h"
 #include "msda/launchers.h"
@@ -51,7 +52,10 @@ cudaError_t run_quantized_layer_norm(QuantizedLayerNormKernel kernel,
                                      const QuantizedLayerNormProblem& problem,
                                      const QuantizedLayerNormArguments& arguments,
                                      cudaStream_t stream);
-cudaError_t run_quantized_feed_forward(QuantizedFeedForwardKernel kernel,
+template <typename T>
+cudaError_t run_feed_forward(FeedForwardKernel kernel, const FeedForwardProblem& problem,
+                             const FeedForwardArguments& arguments, cudaStream_t stream);
+cudaError_t run_quantized_feed_forward(FeedForwardKernel kernel,
                                        const QuantizedFeedForwardProblem& problem,
                                        const QuantizedFeedForwardArguments& arguments,
                                        cudaStream_t stream);
@@ -70,6 +74,7 @@ constexpr char kLinearMaxVariable[] = "MSDA_LINEAR_MAX";
 constexpr char kTopKVariable[] = "MSDA_TOP_K";
 constexpr char kQuantizedLinearVariable[] = "MSDA_QUANTIZED_LINEAR";
 constexpr char kQuantizedLayerNormVariable[] = "MSDA_QUANTIZED_LAYER_NORM";
+constexpr char kFeedForwardVariable[] = "MSDA_FEED_FORWARD";
 constexpr char kQuantizedFeedForwardVariable[] = "MSDA_QUANTIZED_FEED_FORWARD";
 
 // Returns whether an environment variable has a value. Reads it at every call.
@@ -153,9 +158,8 @@ std::string check_environment() {
   if (wrong.empty()) {
     wrong = check_variable(kQuantizedLayerNormVariable, kQuantizedLayerNormKernels);
   }
-  if (wrong.empty()) {
-    wrong = check_variable(kQuantizedFeedForwardVariable, kQuantizedFeedForwardKernels);
-  }
+  if (wrong.empty()) wrong = check_variable(kFeedForwardVariable, kFeedForwardKernels);
+  if (wrong.empty()) wrong = check_variable(kQuantizedFeedForwardVariable, kFeedForwardKernels);
   if (wrong.empty()) wrong = check_variable(kLinearMaxVariable, kLinearMaxKernels);
   return wrong.empty() ? check_variable(kTopKVariable, kTopKKernels) : wrong;
 }
@@ -315,12 +319,32 @@ cudaError_t quantized_layer_norm(const QuantizedLayerNormProblem& problem,
   return run_quantized_layer_norm(kernel, problem, arguments, stream);
 }
 
+cudaError_t feed_forward(const FeedForwardProblem& problem, const FeedForwardArguments& arguments,
+                         cudaStream_t stream) {
+  if (problem.empty()) return cudaSuccess;
+  FeedForwardKernel kernel = or_plain(choose_feed_forward(problem, arguments));
+  if (!force(kFeedForwardVariable, kFeedForwardKernels, kernel)) return cudaErrorInvalidValue;
+  if (!can_run(kernel, problem, arguments) || !runs_here(kernel)) return cudaErrorNotSupported;
+  return with_type(problem.type, [&](auto zero) {
+    using T = decltype(zero);
+    if constexpr (std::is_same_v<T, double>)
+      return cudaErrorInvalidValue;
+    else
+      return run_feed_forward<T>(kernel, problem, arguments, stream);
+  });
+}
+
+bool has_fast_feed_forward(const FeedForwardProblem& problem) {
+  return is_forced(kFeedForwardVariable) ||
+         (is_fast(problem) && runs_here(FeedForwardKernel::kHopper));
+}
+
 cudaError_t quantized_feed_forward(const QuantizedFeedForwardProblem& problem,
                                    const QuantizedFeedForwardArguments& arguments,
                                    cudaStream_t stream) {
   if (problem.empty()) return cudaSuccess;
-  QuantizedFeedForwardKernel kernel = or_plain(choose_quantized_feed_forward(problem, arguments));
-  if (!force(kQuantizedFeedForwardVariable, kQuantizedFeedForwardKernels, kernel)) {
+  FeedForwardKernel kernel = or_plain(choose_feed_forward(problem, arguments));
+  if (!force(kQuantizedFeedForwardVariable, kFeedForwardKernels, kernel)) {
     return cudaErrorInvalidValue;
   }
   if (!can_run(kernel, problem, arguments) || !runs_here(kernel)) return cudaErrorNotSupported;
@@ -329,7 +353,7 @@ cudaError_t quantized_feed_forward(const QuantizedFeedForwardProblem& problem,
 
 bool has_fast_quantized_feed_forward(const QuantizedFeedForwardProblem& problem) {
   return is_forced(kQuantizedFeedForwardVariable) ||
-         (is_fast(problem) && runs_here(QuantizedFeedForwardKernel::kHopper));
+         (is_fast(problem) && runs_here(FeedForwardKernel::kHopper));
 }
 
 }  // namespace msda

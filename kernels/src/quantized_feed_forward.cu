@@ -15,10 +15,10 @@ cudaError_t launch_quantized_feed_forward_hopper(const QuantizedFeedForwardProbl
 namespace {
 
 template <typename T>
-cudaError_t run(QuantizedFeedForwardKernel kernel, const QuantizedFeedForwardProblem& problem,
+cudaError_t run(FeedForwardKernel kernel, const QuantizedFeedForwardProblem& problem,
                 const QuantizedFeedForwardArguments& arguments, cudaStream_t stream) {
 #ifdef MSDA_WITH_FEED_FORWARD_HOPPER
-  if (kernel == QuantizedFeedForwardKernel::kHopper) {
+  if (kernel == FeedForwardKernel::kHopper) {
     return launch_quantized_feed_forward_hopper<T>(problem, arguments, stream);
   }
 #endif
@@ -28,7 +28,7 @@ cudaError_t run(QuantizedFeedForwardKernel kernel, const QuantizedFeedForwardPro
 }  // namespace
 
 // Runs a kernel that can_run() the problem.
-cudaError_t run_quantized_feed_forward(QuantizedFeedForwardKernel kernel,
+cudaError_t run_quantized_feed_forward(FeedForwardKernel kernel,
                                        const QuantizedFeedForwardProblem& problem,
                                        const QuantizedFeedForwardArguments& arguments,
                                        cudaStream_t stream) {

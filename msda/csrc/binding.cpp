@@ -23,6 +23,7 @@
 #include "msda/backward_work.h"
 #include "msda/cpu_backward.h"
 #include "msda/cpu_forward.h"
+#include "msda/feed_forward_params.h"
 #include "msda/group_norm_params.h"
 #include "msda/image_input_params.h"
 #include "msda/linear_max_params.h"
@@ -477,6 +478,25 @@ Tensor quantized_layer_norm(Tensor x, Tensor weight, Tensor bias, double eps, do
   return output;
 }
 
+Tensor feed_forward(Tensor x, Tensor weight1, Tensor bias1, Tensor weight2, Tensor bias2,
+                    Tensor norm_weight, Tensor norm_bias, double eps) {
+  const msda::FeedForwardProblem problem = binding::make_feed_forward_problem(
+      x, weight1, bias1, weight2, bias2, norm_weight, norm_bias, eps);
+  for (Tensor* tensor : {&x, &weight1, &bias1, &weight2, &bias2, &norm_weight, &norm_bias}) {
+    *tensor = torch::stable::contiguous(*tensor);
+  }
+  Tensor output = torch::stable::new_empty(x, x.sizes());
+  const msda::FeedForwardArguments arguments{
+      x.const_data_ptr(),         weight1.const_data_ptr(), bias1.const_data_ptr(),
+      weight2.const_data_ptr(),   bias2.const_data_ptr(),   norm_weight.const_data_ptr(),
+      norm_bias.const_data_ptr(), output.mutable_data_ptr()};
+  const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
+  check_launch("feed_forward", msda::feed_forward(problem, arguments, current_stream(x)),
+               "x=", binding::shape_of(x), " weight1=", binding::shape_of(weight1), " ",
+               msda::name(problem.type));
+  return output;
+}
+
 std::vector<Tensor> quantized_feed_forward(Tensor x, Tensor weight1, Tensor scale1, Tensor bias1,
                                            Tensor weight2, Tensor scale2, Tensor bias2,
                                            Tensor norm_weight, Tensor norm_bias, double x_scale,
@@ -563,6 +583,10 @@ STABLE_TORCH_LIBRARY(msda, library) {
       "ScalarType dtype) -> Tensor");
   // msda/registrations.py implements it for the CPU.
   library.def(
+      "feed_forward(Tensor x, Tensor weight1, Tensor bias1, Tensor weight2, Tensor bias2, "
+      "Tensor norm_weight, Tensor norm_bias, float eps) -> Tensor");
+  // msda/registrations.py implements it for the CPU.
+  library.def(
       "quantized_feed_forward(Tensor x, Tensor weight1, Tensor scale1, Tensor bias1, "
       "Tensor weight2, Tensor scale2, Tensor bias2, Tensor norm_weight, Tensor norm_bias, "
       "float x_scale, float hidden_scale, float eps, float? next_scale=None) -> Tensor[]");
@@ -594,6 +618,7 @@ STABLE_TORCH_LIBRARY_IMPL(msda, CUDA, library) {
   library.impl("linear_kernel", TORCH_BOX(&linear_kernel));
   library.impl("quantized_linear", TORCH_BOX(&quantized_linear));
   library.impl("quantized_layer_norm", TORCH_BOX(&quantized_layer_norm));
+  library.impl("feed_forward", TORCH_BOX(&feed_forward));
   library.impl("quantized_feed_forward", TORCH_BOX(&quantized_feed_forward));
   library.impl("quantized_fused_attention", TORCH_BOX(&quantized_fused_attention));
   library.impl("image_input", TORCH_BOX(&image_input));

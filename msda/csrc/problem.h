@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "msda/feed_forward_params.h"
 #include "msda/group_norm_params.h"
 #include "msda/image_input_params.h"
 #include "msda/linear_max_params.h"
@@ -353,17 +354,44 @@ inline msda::QuantizedLayerNormProblem make_quantized_layer_norm_problem(const T
   return checked(problem);
 }
 
+// Checks the dimensions of x [..., C] and weight1 [H, C]. Returns a FeedForwardProblem or a
+// QuantizedFeedForwardProblem with their sizes.
+template <class Problem>
+Problem make_block(const Tensor& x, const Tensor& weight1, double eps) {
+  STD_TORCH_CHECK(x.dim() >= 1, "x: expected [..., C], got a tensor without dimensions");
+  STD_TORCH_CHECK(weight1.dim() == 2, "weight1: expected [H, C], got ", shape_of(weight1));
+  Problem problem{1, x.size(x.dim() - 1), weight1.size(0), eps, data_type("x", x)};
+  for (int64_t i = 0; i + 1 < x.dim(); ++i) problem.rows *= x.size(i);
+  return problem;
+}
+
+// Checks the tensors of a feed-forward block, and returns the problem.
+inline msda::FeedForwardProblem make_feed_forward_problem(
+    const Tensor& x, const Tensor& weight1, const Tensor& bias1, const Tensor& weight2,
+    const Tensor& bias2, const Tensor& norm_weight, const Tensor& norm_bias, double eps) {
+  const auto problem = make_block<msda::FeedForwardProblem>(x, weight1, eps);
+  const auto check_tensor = [&](const char* name, const Tensor& tensor,
+                                const std::vector<int64_t>& shape) {
+    check_shape(name, tensor, shape);
+    check_like(name, tensor, "x", x);
+  };
+  const int64_t channels = problem.channels, hidden = problem.hidden;
+  check_tensor("weight1", weight1, {hidden, channels});
+  check_tensor("bias1", bias1, {hidden});
+  check_tensor("weight2", weight2, {channels, hidden});
+  check_tensor("bias2", bias2, {channels});
+  check_tensor("norm_weight", norm_weight, {channels});
+  check_tensor("norm_bias", norm_bias, {channels});
+  return checked(problem);
+}
+
 // Checks the tensors of a feed-forward block in int8, and returns the problem.
 inline msda::QuantizedFeedForwardProblem make_quantized_feed_forward_problem(
     const Tensor& x, const Tensor& weight1, const Tensor& scale1, const Tensor& bias1,
     const Tensor& weight2, const Tensor& scale2, const Tensor& bias2, const Tensor& norm_weight,
     const Tensor& norm_bias, double x_scale, double hidden_scale, double eps,
     std::optional<double> next_scale) {
-  STD_TORCH_CHECK(x.dim() >= 1, "x: expected [..., C], got a tensor without dimensions");
-  STD_TORCH_CHECK(weight1.dim() == 2, "weight1: expected [H, C], got ", shape_of(weight1));
-  msda::QuantizedFeedForwardProblem problem{1, x.size(x.dim() - 1), weight1.size(0), eps,
-                                            data_type("x", x)};
-  for (int64_t i = 0; i + 1 < x.dim(); ++i) problem.rows *= x.size(i);
+  auto problem = make_block<msda::QuantizedFeedForwardProblem>(x, weight1, eps);
   const auto check_tensor = [&](const char* name, const Tensor& tensor, ScalarType type,
                                 const char* expected, const std::vector<int64_t>& shape) {
     check_shape(name, tensor, shape);

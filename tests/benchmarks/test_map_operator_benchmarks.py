@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import (
+    feed_forward,
     group_norm,
     image_input,
     linear,
@@ -30,6 +31,7 @@ def total(inputs: Sequence[Any]) -> int:
 
 LINEARS = (*linear.PROBLEMS[12:16], linear.PROBLEMS[17], *linear.PROBLEMS[20:23])
 MOVED = {
+    feed_forward: (feed_forward.PROBLEMS[2:], lambda x: total(x) + x.x.nbytes),
     group_norm: (group_norm.PROBLEMS[2:], lambda x: 2 * x.x.nbytes),
     image_input: (image_input.PROBLEMS, total),
     linear: (LINEARS, lambda x: total(x) + 2 * len(x.x) * len(x.weight)),
@@ -64,12 +66,14 @@ def test_sizes_of_models() -> None:
     assert sizes["encoder_768x1152_fc2_norm"] == (73656, 2048)
     norms = [(problem.rows, problem.channels) for problem in quantized_layer_norm.PROBLEMS[:8]]
     assert norms == [*stages, (13824, 768), (3456, 1536), (864, 3072), (73656, 256)]
-    blocks = {(problem.channels, problem.hidden) for problem in quantized_feed_forward.PROBLEMS}
-    assert quantized_feed_forward.PROBLEMS[0].rows == 73656 and blocks == {(256, 2048)}
+    for benchmark in (feed_forward, quantized_feed_forward):
+        blocks = {(problem.channels, problem.hidden) for problem in benchmark.PROBLEMS}
+        assert benchmark.PROBLEMS[0].rows == 73656 and blocks == {(256, 2048)}
 
 
 FORMS = ("gelu", False), ("none", True), ("none", False, True), ("none", True, False, True)
 SMALL = [
+    (feed_forward, feed_forward.FeedForwardProblem("small", 40, 64, 96), torch.float32),
     (group_norm, group_norm.NormProblem("small", 9, 14, 32, 4, batch=2), torch.float32),
     (image_input, image_input.ImageProblem("small", 90, 140, 64, 96), torch.float32),
     *((linear, linear.LinearProblem("small", 63, 24, 40, *form), torch.float32) for form in FORMS),

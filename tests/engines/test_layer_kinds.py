@@ -94,6 +94,7 @@ def test_kind_of_another_layer(name, layer_type, tactic, node, kind):
         ("/stages.0/blocks.0/attn/qkv/Linear", GEMM),
         ("/stages.0/blocks.0/mlp/fc1/QuantizedLinear", GEMM),
         ("/stages.0/blocks.0/norm1/QuantizedLayerNorm", NORMALISATION),
+        ("/encoder/layers.0/FeedForward", GEMM),
         ("/encoder/layers.0/QuantizedFeedForward", GEMM),
         ("EfficientNMS_TRT", SORT),
         ("CustomQKVToContextPluginDynamic", ATTENTION),

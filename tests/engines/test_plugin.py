@@ -22,6 +22,7 @@ from tests.matrix.cuda_emulator import compile_for_cpu
 from trt_plugin.engine_error import import_tensorrt
 from trt_plugin.inspection.engine_summary import read_engine
 from trt_plugin.library import (
+    FEED_FORWARD,
     GROUP_NORM,
     LINEAR,
     LINEAR_MAX,
@@ -30,6 +31,7 @@ from trt_plugin.library import (
     QUANTIZED_LINEAR,
     TOP_K_INDICES,
     WINDOW_ATTENTION,
+    has_fast_feed_forward,
     has_fast_linear,
     has_fast_quantized_feed_forward,
     has_fast_quantized_linear,
@@ -113,6 +115,8 @@ WRONG_FIELDS = [
     (QUANTIZED_LAYER_NORM, "eps", [1e-5], "FLOAT32", "output_type: expected a number, got none"),
     (QUANTIZED_LAYER_NORM, "scale", [1], "INT32", "scale: expected one number of type FLOAT32 or FLOAT64"),
     (QUANTIZED_LAYER_NORM, "axis", [1], "INT32", 'unknown field "axis", expected eps, output_type and scale'),
+    (FEED_FORWARD, "eps", [1], "INT32", "eps: expected one number of type FLOAT32 or FLOAT64"),
+    (FEED_FORWARD, "scale", [1.0], "FLOAT32", 'unknown field "scale", expected eps'),
     (QUANTIZED_FEED_FORWARD, "eps", [1e-5], "FLOAT32", "x_scale: expected a number, got none"),
     (QUANTIZED_FEED_FORWARD, "x_scale", [1.0], "FLOAT64", "hidden_scale: expected a number, got none"),
     (
@@ -161,6 +165,7 @@ def test_creators_list_the_fields_of_a_network():
         TOP_K_INDICES: ["count INT32 1"],
         QUANTIZED_LINEAR: ["activation INT32 1", *flags, "output_type INT32 1", "output_scale FLOAT32 1"],
         QUANTIZED_LAYER_NORM: ["eps FLOAT32 1", "output_type INT32 1", "scale FLOAT32 1"],
+        FEED_FORWARD: ["eps FLOAT32 1"],
         QUANTIZED_FEED_FORWARD: [
             f"{name} FLOAT32 1" for name in ("x_scale", "hidden_scale", "eps", "next_scale")
         ],
@@ -224,13 +229,14 @@ def test_quantized_linear_layers_that_a_kernel_runs_fast():
         assert not any(has_fast_quantized_linear(*layer, eight_bits) for layer in slow)
 
 
-def test_quantized_feed_forward_blocks_that_a_kernel_runs_fast():
+@pytest.mark.parametrize("has_fast", [has_fast_feed_forward, has_fast_quantized_feed_forward])
+def test_feed_forward_blocks_that_a_kernel_runs_fast(has_fast):
     """On GPUs of compute capability 9.0: many rows of 256, with a multiple of 64 hidden numbers."""
     expected = no_sm90(torch.float16) is None
     fast = (73656, 256, 2048), (73656, 256, 64), (16384, 256, 1024)
-    assert [has_fast_quantized_feed_forward(*block) for block in fast] == [expected] * 3
+    assert [has_fast(*block) for block in fast] == [expected] * 3
     slow = (900, 256, 2048), (73656, 192, 2048), (73656, 256, 2112), (73656, 256, 2000)
-    assert not any(has_fast_quantized_feed_forward(*block) for block in slow)
+    assert not any(has_fast(*block) for block in slow)
 
 
 def compile_probe(name: str, folder: Path) -> Path:
@@ -304,6 +310,7 @@ TO_INT8 = "activation=0;add_residual=0;multiply_mask=0;output_type=3;output_scal
 TO_FP8 = "activation=2;add_residual=1;multiply_mask=0;output_type=17;output_scale=0.5"
 NORM_TO_INT8 = "eps=0.00001;output_type=3;scale=0.25"
 NORM_TO_FP8 = "eps=0.5;output_type=17;scale=0.5"
+FLOAT_BLOCK = "eps=0.25"
 BLOCK = "x_scale=0.25;hidden_scale=0.5;eps=0.00001;next_scale=0.0"
 BLOCK_IN_INT8 = BLOCK.replace("next_scale=0.0", "next_scale=0.5")
 BLOCK_TENSORS = (
@@ -339,6 +346,10 @@ GOOD = {
     (QUANTIZED_LINEAR, TO_FP8): "float8:5,64 int32:32,16 float32:32 float32:32 bfloat16:5,32 float32:32",
     (QUANTIZED_LAYER_NORM, NORM_TO_INT8): "float16:2,63,192 float16:192 float16:192",
     (QUANTIZED_LAYER_NORM, NORM_TO_FP8): "bfloat16:0,96 bfloat16:96 bfloat16:96",
+    (FEED_FORWARD, FLOAT_BLOCK): (
+        "float16:2,63,64 float16:96,64 float16:96 float16:64,96" + 3 * " float16:64"
+    ),
+    (FEED_FORWARD, "eps=0.125"): "float32:0,8 float32:16,8 float32:16 float32:8,16" + 3 * " float32:8",
     (QUANTIZED_FEED_FORWARD, BLOCK): BLOCK_TENSORS,
     (QUANTIZED_FEED_FORWARD, BLOCK_IN_INT8): BLOCK_TENSORS,
 }
@@ -356,6 +367,8 @@ SAID = {
     PRODUCT: "activation=1 add_residual=0 multiply_mask=0 normalise=0 eps=1e-05",
     SUM: "activation=0 add_residual=1 multiply_mask=1 normalise=0 eps=1e-05",
     NORMED: "activation=0 add_residual=1 multiply_mask=0 normalise=1 eps=0.5",
+    FLOAT_BLOCK: "eps=0.25",
+    "eps=0.125": "eps=0.125",
     "count=900": "count=900",
     "count=3": "count=3",
     TO_HALF: "activation=1 add_residual=1 multiply_mask=1 output_type=10 output_scale=1.000000",
@@ -453,6 +466,15 @@ BAD = [
     (QUANTIZED_LAYER_NORM, NORM_TO_INT8, 1, "float32:192", "expected float16 (as x), got float32"),
     (QUANTIZED_LAYER_NORM, NORM_TO_INT8, 1, "float16:1,192", "expected [C], got [1, 192]"),
     (QUANTIZED_LAYER_NORM, NORM_TO_FP8, 2, "bfloat16:95", "expected [C] with C=96 (from x), got [95]"),
+    (FEED_FORWARD, FLOAT_BLOCK, 0, "int8:2,63,64", "expected float32, float16 or bfloat16, got int8"),
+    (FEED_FORWARD, FLOAT_BLOCK, 1, "float32:96,64", "expected float16 (as x), got float32"),
+    (FEED_FORWARD, FLOAT_BLOCK, 1, "float16:96", "expected [H, C], got [96]"),
+    (FEED_FORWARD, FLOAT_BLOCK, 1, "float16:96,63", "expected [H, C] with C=64 (from x), got [96, 63]"),
+    (FEED_FORWARD, FLOAT_BLOCK, 2, "float16:64", "expected [H] with H=96 (from weight1), got [64]"),
+    (FEED_FORWARD, FLOAT_BLOCK, 3, "float16:96,64", "expected [C, H] with C=64 (from x), got [96, 64]"),
+    (FEED_FORWARD, FLOAT_BLOCK, 3, "float16:64,64", "expected [C, H] with H=96 (from weight1), got [64, 64]"),
+    (FEED_FORWARD, FLOAT_BLOCK, 4, "float16:1,64", "expected [C] with C=64 (from x), got [1, 64]"),
+    (FEED_FORWARD, FLOAT_BLOCK, 6, "float16:63", "expected [C] with C=64 (from x), got [63]"),
     (QUANTIZED_FEED_FORWARD, BLOCK, 0, "float32:2,63,64", "expected float16 or bfloat16, got float32"),
     (QUANTIZED_FEED_FORWARD, BLOCK, 1, "int8:96,64", "expected int32, four numbers of 8 bits each, got int8"),
     (QUANTIZED_FEED_FORWARD, BLOCK, 1, "int32:96,64", "expected [H, C/4] with C=64 (from x), got [96, 64]"),
@@ -504,6 +526,7 @@ NAMES = INPUT_NAMES | {
     LINEAR: ("x", "weight", "bias", "residual", "mask", "norm_weight", "norm_bias"),
     QUANTIZED_LINEAR: ("x", "weight", "scale", "bias", "residual", "mask"),
     QUANTIZED_LAYER_NORM: ("x", "weight", "bias"),
+    FEED_FORWARD: ("x", "weight1", "bias1", "weight2", "bias2", "norm_weight", "norm_bias"),
     QUANTIZED_FEED_FORWARD: (
         "x",
         "weight1",
@@ -528,6 +551,7 @@ NAMES = INPUT_NAMES | {
         (LINEAR, SUM, (6, 8), "7 inputs"),
         (QUANTIZED_LINEAR, TO_HALF, (5,), "6 inputs"),
         (QUANTIZED_LAYER_NORM, NORM_TO_INT8, (2, 4), "3 inputs"),
+        (FEED_FORWARD, FLOAT_BLOCK, (6, 8), "7 inputs"),
         (QUANTIZED_FEED_FORWARD, BLOCK, (8, 10), "9 inputs"),
     ],
 )

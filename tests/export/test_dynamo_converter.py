@@ -43,6 +43,7 @@ def network(plugin) -> Mock:
             {"eps": 1e-5, "output_type": 17, "scale": 0.25},
             "eps=1e-05 output_type=17 scale=0.25",
         ),
+        (converter.FEED_FORWARD, {"eps": 1e-3}, "eps=0.001"),
         (
             converter.QUANTIZED_FEED_FORWARD,
             {"x_scale": 0.25, "hidden_scale": 0.5, "eps": 1e-5, "next_scale": 0.0},
@@ -120,6 +121,17 @@ def test_inputs_of_group_norm_have_one_type(network, monkeypatch):
     instance = network.add_plugin_v3.call_args.args[2]
     made = instance.get_capability_interface(tensorrt.PluginCapabilityType.BUILD)
     assert made.metadata_string == "num_groups=32 eps=1e-05"
+
+
+def test_inputs_of_feed_forward_have_one_type(network, monkeypatch):
+    import tensorrt
+
+    target, types = torch.ops.msda.feed_forward.default, ("BF16", "FLOAT", "HALF", *["BF16"] * 4)
+    found = converted(network, monkeypatch, target, types, 1e-3)
+    assert found == ["BF16", "torch.bfloat16", "torch.bfloat16", *["BF16"] * 4]
+    instance = network.add_plugin_v3.call_args.args[2]
+    made = instance.get_capability_interface(tensorrt.PluginCapabilityType.BUILD)
+    assert made.metadata_string == "eps=0.001"
 
 
 @pytest.mark.parametrize(("dtype", "number"), [(torch.int8, 3), (torch.float8_e4m3fn, 17)], ids=str)

@@ -137,6 +137,12 @@ class _QuantizedLayerNormProblem(ctypes.Structure):
     )
 
 
+class _FeedForwardProblem(ctypes.Structure):
+    """msda::FeedForwardProblem of kernels/include/msda/feed_forward_params.h."""
+
+    _fields_ = (("sizes", ctypes.c_int64 * 3), ("eps", ctypes.c_double), ("type", ctypes.c_int32))
+
+
 class _QuantizedFeedForwardProblem(ctypes.Structure):
     """msda::QuantizedFeedForwardProblem of kernels/include/msda/quantized_feed_forward_params.h."""
 
@@ -159,7 +165,7 @@ def library(*sources: Path) -> ctypes.CDLL:
     """Sources compiled for the emulator, by default those of the operators."""
     if not sources:
         source = compile_for_cpu.KERNELS / "src"
-        kernels = [*sorted(source.glob("*.cu")), source / "sm90" / "quantized_feed_forward.cu"]
+        kernels = *sorted(source.glob("*.cu")), *sorted(source.glob("sm90/*feed_forward.cu"))
         sources = (*kernels, compile_for_cpu.HERE / "operators.cpp")
     compiled = ctypes.CDLL(str(compile_for_cpu.build(sources, CACHE)))
     compiled.emulated_message.restype = ctypes.c_char_p
@@ -439,6 +445,34 @@ def quantized_layer_norm(
     problem = _QuantizedLayerNormProblem(sizes, eps, *types, scale)
     tensors = {"x": x, "weight": weight, "bias": bias, "output": output}
     _launch("emulated_quantized_layer_norm", problem, tensors, ctypes.c_uint64(order))
+    return output
+
+
+def feed_forward(
+    x: torch.Tensor,
+    weight1: torch.Tensor,
+    bias1: torch.Tensor,
+    weight2: torch.Tensor,
+    bias2: torch.Tensor,
+    norm_weight: torch.Tensor,
+    norm_bias: torch.Tensor,
+    eps: float = 1e-5,
+    order: int = 0,
+) -> torch.Tensor:
+    """`msda.feed_forward` of valid contiguous tensors; MSDA_FEED_FORWARD forces a kernel.
+
+    Returns:
+        [..., C] in x's type; NaN where the kernel wrote nothing.
+
+    Raises:
+        EmulatorError, NotSupported: as `forward`.
+    """
+    output = _unwritten(x.shape, x.dtype)
+    sizes = math.prod(x.shape[:-1]), x.shape[-1], len(weight1)
+    problem = _FeedForwardProblem(sizes, eps, TYPES.index(x.dtype))
+    tensors = {"x": x, "weight1": weight1, "bias1": bias1, "weight2": weight2, "bias2": bias2}
+    tensors |= {"norm_weight": norm_weight, "norm_bias": norm_bias, "output": output}
+    _launch("emulated_feed_forward", problem, tensors, ctypes.c_uint64(order))
     return output
 
 

@@ -107,6 +107,7 @@ Creator& group_norm_creator();
 Creator& linear_creator();
 Creator& quantized_linear_creator();
 Creator& quantized_layer_norm_creator();
+Creator& feed_forward_creator();
 Creator& quantized_feed_forward_creator();
 Creator& linear_max_creator();
 Creator& top_k_creator();

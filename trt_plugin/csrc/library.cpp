@@ -19,7 +19,7 @@
 namespace msda::trt {
 namespace {
 
-constexpr int32_t kNumCreators = 10;
+constexpr int32_t kNumCreators = 11;
 
 nvinfer1::IPluginCreatorInterface* const* creators() {
   static nvinfer1::IPluginCreatorInterface* const all[kNumCreators] = {
@@ -30,6 +30,7 @@ nvinfer1::IPluginCreatorInterface* const* creators() {
       &linear_creator(),
       &quantized_linear_creator(),
       &quantized_layer_norm_creator(),
+      &feed_forward_creator(),
       &quantized_feed_forward_creator(),
       &linear_max_creator(),
       &top_k_creator()};
@@ -97,8 +98,13 @@ MSDA_EXPORT bool msda_has_fast_quantized_linear(int64_t inputs, int64_t outputs,
   return msda::has_fast_quantized_linear(problem, {});
 }
 
-// Whether a feed-forward block in int8 is faster by the plugin's kernel than by two linear layers
-// and a normalisation on the current device.
+// Whether a feed-forward block in 16 bits is faster by the plugin's kernel than by two linear
+// layers and a normalisation on the current device.
+MSDA_EXPORT bool msda_has_fast_feed_forward(int64_t rows, int64_t channels, int64_t hidden) {
+  return msda::has_fast_feed_forward({rows, channels, hidden});
+}
+
+// The same of a feed-forward block in int8.
 MSDA_EXPORT bool msda_has_fast_quantized_feed_forward(int64_t rows, int64_t channels,
                                                       int64_t hidden) {
   return msda::has_fast_quantized_feed_forward({rows, channels, hidden});

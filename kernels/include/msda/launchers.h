@@ -8,6 +8,7 @@
 #include <string>
 
 #include "msda/backward_work.h"
+#include "msda/feed_forward_params.h"
 #include "msda/group_norm_params.h"
 #include "msda/image_input_params.h"
 #include "msda/linear_max_params.h"
@@ -56,13 +57,18 @@ bool has_fast_quantized_linear(const QuantizedLinearProblem& problem,
 cudaError_t quantized_layer_norm(const QuantizedLayerNormProblem& problem,
                                  const QuantizedLayerNormArguments& arguments, cudaStream_t stream);
 
-// Feed-forward blocks in int8.
+// Feed-forward blocks.
+cudaError_t feed_forward(const FeedForwardProblem& problem, const FeedForwardArguments& arguments,
+                         cudaStream_t stream);
+
+// Whether feed_forward() is faster than two linear() and a normalisation on the current device. It
+// returns true where MSDA_FEED_FORWARD forces a kernel.
+bool has_fast_feed_forward(const FeedForwardProblem& problem);
+
+// The same for feed-forward blocks in int8. MSDA_QUANTIZED_FEED_FORWARD forces a kernel.
 cudaError_t quantized_feed_forward(const QuantizedFeedForwardProblem& problem,
                                    const QuantizedFeedForwardArguments& arguments,
                                    cudaStream_t stream);
-
-// Whether quantized_feed_forward() is faster than two quantized_linear() and a normalisation on the
-// current device. It returns true where MSDA_QUANTIZED_FEED_FORWARD forces a kernel.
 bool has_fast_quantized_feed_forward(const QuantizedFeedForwardProblem& problem);
 
 // The largest outputs of linear layers. has_fast_linear_max() is as has_fast_linear(), for any
@@ -79,8 +85,8 @@ cudaError_t image_input(const ImageInputProblem& problem, const ImageInputArgume
                         cudaStream_t stream);
 
 // MSDA_FORWARD, MSDA_BACKWARD, MSDA_WINDOW, MSDA_GROUP_NORM, MSDA_LINEAR, MSDA_QUANTIZED_LINEAR,
-// MSDA_QUANTIZED_LAYER_NORM, MSDA_QUANTIZED_FEED_FORWARD, MSDA_LINEAR_MAX and MSDA_TOP_K force a
-// kernel by its name. Where one of them names no kernel, the launchers return
+// MSDA_QUANTIZED_LAYER_NORM, MSDA_FEED_FORWARD, MSDA_QUANTIZED_FEED_FORWARD, MSDA_LINEAR_MAX and
+// MSDA_TOP_K force a kernel by its name. Where one of them names no kernel, the launchers return
 // cudaErrorInvalidValue, and this function returns a message that lists the names; otherwise it
 // returns an empty string.
 std::string check_environment();

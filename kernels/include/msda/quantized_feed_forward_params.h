@@ -9,13 +9,9 @@
 
 #include <cmath>
 
-#include "msda/group_norm_params.h"
+#include "msda/feed_forward_params.h"
 
 namespace msda {
-
-// A block of the plain kernel keeps a row in shared memory.
-inline constexpr int kFeedForwardMostChannels = 1024;
-inline constexpr int kFeedForwardMostHidden = 8192;
 
 struct QuantizedFeedForwardProblem {
   int64_t rows = 0;                    // M
@@ -47,9 +43,6 @@ struct QuantizedFeedForwardArguments {
 
 // Returns one sentence about what is wrong with the problem, or an empty string.
 inline std::string check(const QuantizedFeedForwardProblem& problem) {
-  if (!(problem.eps > 0 && problem.eps <= kMaxEps)) {
-    return "eps: should be a finite number above 0, got " + std::to_string(problem.eps);
-  }
   const auto is_wrong = [](float scale) {
     return !(scale > 0 && std::isfinite(scale) && std::isfinite(1 / scale));
   };
@@ -65,19 +58,7 @@ inline std::string check(const QuantizedFeedForwardProblem& problem) {
   if (problem.type != DataType::kFloat16 && problem.type != DataType::kBFloat16) {
     return std::string("x: should be float16 or bfloat16, got ") + name(problem.type);
   }
-  // The kernels count rows in 32 bits.
-  if (problem.rows > INT32_MAX / 8) {
-    return "x: M should be at most 2^28 - 1, got M=" + std::to_string(problem.rows);
-  }
-  if (problem.channels < 1 || problem.channels > kFeedForwardMostChannels) {
-    return "x: C should be 1 to " + std::to_string(kFeedForwardMostChannels) +
-           ", got C=" + std::to_string(problem.channels);
-  }
-  if (problem.hidden < 1 || problem.hidden > kFeedForwardMostHidden) {
-    return "weight1: H should be 1 to " + std::to_string(kFeedForwardMostHidden) +
-           ", got H=" + std::to_string(problem.hidden);
-  }
-  return {};
+  return check_feed_forward(problem);
 }
 
 }  // namespace msda

@@ -14,27 +14,16 @@
 // Limits    check() in quantized_feed_forward_params.h. Deterministic: a fixed order of sums.
 #pragma once
 
-#include "msda/cuda_launch.cuh"
+#include "msda/feed_forward_plain.cuh"
 #include "msda/quantize.cuh"
 #include "msda/quantized_feed_forward_params.h"
-#include "msda/vector.cuh"
 
 namespace msda {
-
-inline constexpr int kPlainFeedForwardThreads = 256;
 
 __device__ __forceinline__ float int8_dot(const int8_t* one, const int8_t* other, int count) {
   int32_t sum = 0;
   for (int i = 0; i < count; ++i) sum += one[i] * other[i];
   return static_cast<float>(sum);
-}
-
-// The sum of a row's numbers of y, as f(y) makes them. The threads of a warp call it together.
-template <typename F>
-__device__ __forceinline__ float sum_of_row(const float* y, int channels, const F& f) {
-  float sum = 0;
-  for (int i = static_cast<int>(threadIdx.x) % 32; i < channels; i += 32) sum += f(y[i]);
-  return sum_over_group(sum, 32);
 }
 
 // `x_inverse`, `hidden_inverse` and `next_inverse` are the reciprocals of the scales.
@@ -69,22 +58,14 @@ __global__ void __launch_bounds__(kPlainFeedForwardThreads) quantized_feed_forwa
   }
   __syncthreads();
 
-  const float count = static_cast<float>(channels);
-  const float mean = sum_of_row(y, channels, [](float number) { return number; }) / count;
-  const float squares =
-      sum_of_row(y, channels, [&](float number) { return (number - mean) * (number - mean); });
-  const float factor = 1 / sqrtf(squares / count + eps);
-  for (int i = thread; i < channels; i += kPlainFeedForwardThreads) {
-    const float weight = widen(static_cast<const T*>(arguments.norm_weight)[i]);
-    const float bias = widen(static_cast<const T*>(arguments.norm_bias)[i]);
+  normalise_row<T>(y, arguments, channels, eps, [&](int i, T out) {
     const int64_t index = row * channels + i;
-    const T out = narrow<T>(fmaf((y[i] - mean) * factor, weight, bias));
     static_cast<T*>(arguments.output)[index] = out;
     if (arguments.quantized != nullptr) {
       static_cast<int8_t*>(arguments.quantized)[index] =
           quantize<int8_t>(widen(out) * next_inverse);
     }
-  }
+  });
 }
 
 template <typename T>

@@ -8,6 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_path.nodes.attention import ATTENTION, DOMAIN, FUSED_ATTENTION, NVIDIA_DOMAIN
+from onnx_path.nodes.feed_forward import FEED_FORWARD
 from onnx_path.nodes.group_norm import GROUP_NORM
 from onnx_path.nodes.linear import LINEAR
 from onnx_path.nodes.linear_max import LINEAR_MAX
@@ -27,10 +28,13 @@ GROUP_NORMS = {(DOMAIN, GROUP_NORM): (0, 1, 2)}
 LINEARS = {(DOMAIN, LINEAR): (0, 1, 2, 3, 4, 5, 6)}
 """Nodes of linear layers, and their inputs, which have one type."""
 
+FEED_FORWARDS = {(DOMAIN, FEED_FORWARD): (0, 1, 2, 3, 4, 5, 6)}
+"""Nodes of feed-forward blocks, and their inputs, which have one type."""
+
 LINEAR_MAXES = {(DOMAIN, LINEAR_MAX): (0,)}
 """Nodes of the largest output of linear layers, and their features; weights and results stay float32."""
 
-OWN_NODES = ATTENTIONS | WINDOW_ATTENTIONS | GROUP_NORMS | LINEARS | LINEAR_MAXES
+OWN_NODES = ATTENTIONS | WINDOW_ATTENTIONS | GROUP_NORMS | LINEARS | FEED_FORWARDS | LINEAR_MAXES
 """Nodes of the library's operators, and their inputs that get the type of the first."""
 
 _FLOAT = ir.DataType.FLOAT

@@ -211,6 +211,18 @@ int emulated_quantized_layer_norm(const msda::QuantizedLayerNormProblem& problem
   });
 }
 
+// tensors: those of FeedForwardArguments, in their order.
+int emulated_feed_forward(const msda::FeedForwardProblem& problem, const Tensor* tensors,
+                          uint64_t order) {
+  return call(problem, order, [&](Copies& copies) {
+    const msda::FeedForwardArguments arguments{copies.input(tensors[0]), copies.input(tensors[1]),
+                                               copies.input(tensors[2]), copies.input(tensors[3]),
+                                               copies.input(tensors[4]), copies.input(tensors[5]),
+                                               copies.input(tensors[6]), copies.output(tensors[7])};
+    return msda::feed_forward(problem, arguments, nullptr);
+  });
+}
+
 // tensors: those of QuantizedFeedForwardArguments, in their order. Those that the problem does not
 // have are null.
 int emulated_quantized_feed_forward(const msda::QuantizedFeedForwardProblem& problem,

@@ -1,0 +1,68 @@
+// Which kernel of feed-forward blocks runs a problem, and which one of those in int8: this file and
+// quantized_feed_forward_choice.h decide for every wrapper. Plain C++.
+//
+//   plain   feed_forward_plain.cuh  any size, type and alignment
+//   hopper  feed_forward_sm90.cuh   half and bfloat16; C of 256; H a multiple of 64, up to 2048;
+//                                   compute capability 9.0
+//
+// The names are the values of MSDA_FEED_FORWARD, which forces a kernel.
+#pragma once
+
+#include "msda/feed_forward_params.h"
+#include "msda/linear_choice.h"
+
+namespace msda {
+
+// The emulator runs `hopper` too, which needs nothing of CUTLASS there.
+#if defined(MSDA_WITH_SM90) || defined(MSDA_EMULATED)
+#define MSDA_WITH_FEED_FORWARD_HOPPER
+inline constexpr bool kHasFeedForwardHopper = true;
+#else
+inline constexpr bool kHasFeedForwardHopper = false;
+#endif
+
+// Of kernel `hopper`.
+inline constexpr int kHopperChannels = 256;
+inline constexpr int kHopperMostHidden = 2048;
+
+// Fewer rows leave multiprocessors idle, and two linear layers and a normalisation are as fast.
+inline constexpr int64_t kFeedForwardFewestRows = 8192;
+
+enum class FeedForwardKernel : int32_t { kPlain, kHopper };
+
+inline constexpr FeedForwardKernel kFeedForwardKernels[] = {FeedForwardKernel::kPlain,
+                                                            FeedForwardKernel::kHopper};
+
+inline const char* name(FeedForwardKernel kernel) {
+  return kernel == FeedForwardKernel::kPlain ? "plain" : "hopper";
+}
+
+// Whether kernel `hopper` has the sizes and the type of a problem, which may be in int8, and the
+// alignment of its large tensors.
+template <typename Problem, typename Arguments>
+bool fits_feed_forward_hopper(const Problem& problem, const Arguments& arguments) {
+  return kHasFeedForwardHopper && problem.channels == kHopperChannels && problem.hidden > 0 &&
+         problem.hidden <= kHopperMostHidden && problem.hidden % 64 == 0 &&
+         size_of(problem.type) == 2 && aligned(arguments.x, 16) && aligned(arguments.weight1, 16) &&
+         aligned(arguments.weight2, 16) && aligned(arguments.output, 16);
+}
+
+// Whether a kernel can run the problem on some GPU.
+inline bool can_run(FeedForwardKernel kernel, const FeedForwardProblem& problem,
+                    const FeedForwardArguments& arguments) {
+  return kernel == FeedForwardKernel::kPlain || fits_feed_forward_hopper(problem, arguments);
+}
+
+// The fastest kernel of a problem, which may be in int8.
+template <typename Problem, typename Arguments>
+FeedForwardKernel choose_feed_forward(const Problem& problem, const Arguments& arguments) {
+  return can_run(FeedForwardKernel::kHopper, problem, arguments) ? FeedForwardKernel::kHopper
+                                                                 : FeedForwardKernel::kPlain;
+}
+
+// Whether kernel `hopper` is faster than two linear layers and a normalisation.
+inline bool is_fast(const FeedForwardProblem& problem) {
+  return can_run(FeedForwardKernel::kHopper, problem, {}) && problem.rows >= kFeedForwardFewestRows;
+}
+
+}  // namespace msda

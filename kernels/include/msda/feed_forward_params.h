@@ -1,0 +1,70 @@
+// The contract of feed-forward blocks (feed_forward_choice.h lists their kernels): sizes, type and
+// pointers of one problem. Plain C++.
+//
+// Letters:
+//   M  rows of x: the product of all its sizes but the last
+//   C  channels: columns of x
+//   H  hidden numbers of a row
+#pragma once
+
+#include "msda/group_norm_params.h"  // for kMaxEps
+
+namespace msda {
+
+// A block of the plain kernels keeps a row in shared memory.
+inline constexpr int kFeedForwardMostChannels = 1024;
+inline constexpr int kFeedForwardMostHidden = 8192;
+
+struct FeedForwardProblem {
+  int64_t rows = 0;                    // M
+  int64_t channels = 0;                // C
+  int64_t hidden = 0;                  // H
+  double eps = 1e-5;                   // added to the variance
+  DataType type = DataType::kFloat16;  // all tensors: kFloat32, kFloat16 or kBFloat16
+
+  bool empty() const { return rows == 0; }
+};
+
+// Tensors are contiguous. Pointers need no more alignment than their elements.
+struct FeedForwardArguments {
+  const void* x = nullptr;            // [M, C]
+  const void* weight1 = nullptr;      // [H, C]
+  const void* bias1 = nullptr;        // [H]
+  const void* weight2 = nullptr;      // [C, H]
+  const void* bias2 = nullptr;        // [C]
+  const void* norm_weight = nullptr;  // [C]
+  const void* norm_bias = nullptr;    // [C]
+  void* output = nullptr;             // [M, C]
+};
+
+// Checks eps and the sizes of a FeedForwardProblem or a QuantizedFeedForwardProblem. Returns one
+// sentence about what is wrong, or an empty string.
+template <typename Problem>
+std::string check_feed_forward(const Problem& problem) {
+  if (!(problem.eps > 0 && problem.eps <= kMaxEps)) {
+    return "eps: should be a finite number above 0, got " + std::to_string(problem.eps);
+  }
+  // The kernels count rows in 32 bits.
+  if (problem.rows > INT32_MAX / 8) {
+    return "x: M should be at most 2^28 - 1, got M=" + std::to_string(problem.rows);
+  }
+  if (problem.channels < 1 || problem.channels > kFeedForwardMostChannels) {
+    return "x: C should be 1 to " + std::to_string(kFeedForwardMostChannels) +
+           ", got C=" + std::to_string(problem.channels);
+  }
+  if (problem.hidden < 1 || problem.hidden > kFeedForwardMostHidden) {
+    return "weight1: H should be 1 to " + std::to_string(kFeedForwardMostHidden) +
+           ", got H=" + std::to_string(problem.hidden);
+  }
+  return {};
+}
+
+// Returns one sentence about what is wrong with the problem, or an empty string.
+inline std::string check(const FeedForwardProblem& problem) {
+  if (problem.type == DataType::kFloat64) {
+    return "x: should be float32, float16 or bfloat16, got float64";
+  }
+  return check_feed_forward(problem);
+}
+
+}  // namespace msda
