@@ -19,6 +19,7 @@ from codetr.export.quiet_logs import quiet
 from codetr.export.request import INPUT_NAMES, ExportRequest
 from codetr.export.traced_model import dynamic_shapes
 from dynamo_path.constant_reshapes import simplify_reshapes
+from dynamo_path.fused_feed_forwards import fuse_feed_forwards
 from dynamo_path.fused_quantized_feed_forwards import fuse_quantized_feed_forwards
 from dynamo_path.fused_quantized_layer_norms import fuse_quantized_layer_norms
 from dynamo_path.fused_quantized_linears import fuse_quantized_linears
@@ -46,7 +47,7 @@ def build_engine(
     """Builds one strongly typed engine of a program: the model's types are the engine's.
 
     Args:
-        program: result of `export_program`, on the GPU. Changed by `write_out_for_tensorrt`.
+        program: result of `export_program`, on the GPU. Changed by `fuse_feed_forwards` and `write_out_for_tensorrt`.
         inputs: its example inputs.
         request: output names, sizes, TF32, refitting, timing cache and optimization level.
         ranges: ranges of the layers that become 8 bits, see `quantized_layers.quantize_layers`.
@@ -103,6 +104,7 @@ def _convert(
     """Runs Torch-TensorRT's conversion and raises the error that its interpreter met."""
     from torch_tensorrt import dynamo
 
+    fuse_feed_forwards(program, ranges or ())
     write_out_for_tensorrt(program, ranges or ())
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -135,6 +137,7 @@ def build_with_fallback(
     """
     import torch_tensorrt
 
+    fuse_feed_forwards(program)
     write_out_for_tensorrt(program)
     with tempfile.TemporaryDirectory() as folder, quiet(LOGGER):
         try:

@@ -6,7 +6,6 @@ same in the ONNX path.
 
 from __future__ import annotations
 
-import math
 import operator
 
 import torch
@@ -49,8 +48,7 @@ def quantized_feed_forward(
 def fuse_quantized_feed_forwards(module: torch.fx.GraphModule) -> int:
     """Replaces the blocks that a kernel runs fast on the current GPU, in place; returns their number.
 
-    Blocks whose number of rows is dynamic stay. A quantize call that reads a block's result becomes part of
-    the block.
+    A quantize call that reads a block's result becomes part of the block.
 
     Args:
         module: a graph behind `fuse_quantized_linears`.
@@ -89,9 +87,8 @@ def _layer(node: torch.fx.Node, activation: str) -> torch.fx.Node | None:
 def _is_fast(first: torch.fx.Node, second: torch.fx.Node) -> bool:
     """Returns whether the plugin has a fast kernel for a block on the current GPU."""
     *sizes, channels = second.meta["val"].shape
-    if not all(isinstance(size, int) for size in sizes):
-        return False
-    return library.has_fast_quantized_feed_forward(math.prod(sizes), channels, first.meta["val"].shape[-1])
+    rows = library.rows_of_feed_forward(sizes)
+    return library.has_fast_quantized_feed_forward(rows, channels, first.meta["val"].shape[-1])
 
 
 def _replace(

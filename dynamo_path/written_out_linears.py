@@ -30,13 +30,24 @@ def write_out_for_tensorrt(program: torch.export.ExportedProgram, eight_bits: It
         eight_bits: names of the layers that become 8 bits, see `Quantizer.ranges_by_weights`. Replaces the
             calls with their weights too.
     """
-    keys = {name.partition("/")[0] for name in eight_bits}
+    narrow = calls_in_8_bits(program, eight_bits)
     calls = [node for node in program.graph.nodes if node.target in (OPERATOR, LARGEST)]
-    slow = [node for node in calls if (keys and _key(program, node) in keys) or not _is_fast(node)]
+    slow = [node for node in calls if node in narrow or not _is_fast(node)]
     for node in slow:
         _write_out(program.graph, node)
     program.graph_module.recompile()
     return len(slow)
+
+
+def calls_in_8_bits(program: torch.export.ExportedProgram, names: Iterable[str]) -> set[torch.fx.Node]:
+    """Returns the calls whose weights become 8 bits.
+
+    Args:
+        names: names of layers, see `write_out_for_tensorrt`.
+    """
+    keys = {name.partition("/")[0] for name in names}
+    calls = (node for node in program.graph.nodes if node.target in (OPERATOR, LARGEST)) if keys else ()
+    return {node for node in calls if _key(program, node) in keys}
 
 
 def _key(program: torch.export.ExportedProgram, node: torch.fx.Node) -> str | None:

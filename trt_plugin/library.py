@@ -6,6 +6,7 @@ Installing the package builds the library where TensorRT and a CUDA compiler are
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import threading
 from collections.abc import Sequence
@@ -45,6 +46,7 @@ LINEAR_TYPES = ("float32", "float16", "bfloat16")
 EIGHT_BIT_TYPES = ("int8", "fp8")
 """Types of inputs of linear layers, in the order of msda::EightBits."""
 
+_MANY_ROWS = 2**15
 FILE_NAME = "libmsda_trt_plugin.so"
 ENVIRONMENT_VARIABLE = "MSDA_TRT_PLUGIN"
 
@@ -153,6 +155,20 @@ def has_fast_quantized_linear(
     """
     function, sizes = ctypes.CDLL(str(load())).msda_has_fast_quantized_linear, (inputs, outputs)
     return _answer(function, sizes, residual, masked, quantized_output, EIGHT_BIT_TYPES.index(eight_bits))
+
+
+def rows_of_feed_forward(sizes: Sequence[object]) -> int:
+    """Returns the number of rows of a block by which a build decides, where sizes may be dynamic.
+
+    A dynamic batch counts as one image. A dynamic number of rows of an image counts as many. It is that of an
+    encoder, whose rows are the cells of images; the queries of a decoder are fixed.
+
+    Args:
+        sizes: those of x [..., C] but the last. A size that is no int is dynamic.
+    """
+    if not all(isinstance(size, int) for size in sizes[1:]):
+        return _MANY_ROWS
+    return math.prod(size for size in sizes if isinstance(size, int))
 
 
 def has_fast_feed_forward(rows: int, channels: int, hidden: int) -> bool:

@@ -13,7 +13,6 @@ not by names.
 
 from __future__ import annotations
 
-import math
 import posixpath
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from onnx_path.nodes.linear import ACTIVATIONS
 from onnx_path.quantization.qdq_nodes import scale_of, zero_type
 from onnx_path.surgery.graph.traversal import attribute, is_op
 from onnx_path.tensorrt.fused_quantized_layer_norms import type_of_norm
+from trt_plugin import library
 from trt_plugin.library import QUANTIZED_FEED_FORWARD, QUANTIZED_LINEAR
 
 
@@ -41,21 +41,21 @@ class _Block:
         return self.quantiser.inputs[0]
 
 
-def fuse_feed_forwards(graph: ir.Graph, is_fast: Callable[[int, int, int], bool]) -> int:
+def fuse_quantized_feed_forwards(graph: ir.Graph, is_fast: Callable[[int, int, int], bool]) -> int:
     """Replaces the blocks of a main graph, in place; returns their number.
 
     Args:
         graph: behind `fuse_layers`.
-        is_fast: tells whether a kernel runs a block of M rows, C channels and H hidden numbers fast. Blocks
-            whose number of rows is dynamic stay.
+        is_fast: tells whether a kernel runs a block of M rows, C channels and H hidden numbers fast.
     """
     count = 0
     for node in list(graph):
         block = _block(node)
         if block is None:
             continue
-        shape, hidden = block.second.outputs[0].shape, block.first.inputs[1].shape[0]
-        if shape.is_static() and is_fast(math.prod(shape[:-1]), shape[-1], hidden):
+        *sizes, channels = block.second.outputs[0].shape
+        rows, hidden = library.rows_of_feed_forward(sizes), block.first.inputs[1].shape[0]
+        if is_fast(rows, channels, hidden):
             _replace(block)
             count += 1
     return count

@@ -27,7 +27,7 @@ from onnx_path.nodes.quantized_linear import pack_weights
 from onnx_path.opset import opset_of
 from onnx_path.quantization.qdq_nodes import EIGHT_BITS, SIXTEEN_BITS, scale_of, zero_type
 from onnx_path.surgery.graph.traversal import add_constant, attribute, constant, is_op
-from onnx_path.tensorrt.fused_quantized_feed_forwards import fuse_feed_forwards
+from onnx_path.tensorrt.fused_quantized_feed_forwards import fuse_quantized_feed_forwards
 from onnx_path.tensorrt.fused_quantized_layer_norms import fuse_layer_norms
 from onnx_path.tensorrt.fused_quantized_values import fuse_values
 from trt_plugin.library import QUANTIZED_LINEAR
@@ -87,7 +87,7 @@ def fuse_quantized_linears(model: onnx.ModelProto, folder: Path) -> int:
     ir.external_data.set_base_dir(changed.graph, folder)
     count = fuse_layers(changed, _is_fast)
     if count:
-        fuse_feed_forwards(changed.graph, _is_fast_block)
+        fuse_quantized_feed_forwards(changed.graph, _is_fast_block)
     count += fuse_values(changed.graph, opset_of(model))
     if count:
         ir.passes.common.RemoveUnusedNodesPass()(changed)

@@ -15,6 +15,7 @@ from onnx_path.nodes.custom_operators import custom_operators
 from onnx_path.surgery.graph import model_files
 from onnx_path.surgery.verify import selections
 from onnx_path.tensorrt.cumulative_sums import write_out_cumulative_sums
+from onnx_path.tensorrt.fused_feed_forwards import fuse_feed_forwards
 from onnx_path.tensorrt.fused_quantized_linears import fuse_quantized_linears
 from onnx_path.tensorrt.optimization_profiles import ShapeRange
 from onnx_path.tensorrt.packed_projections import pack_projections
@@ -101,8 +102,8 @@ def fit_to_tensorrt(model: onnx.ModelProto, folder: Path) -> bool:
 
     Args:
         model: in the types that TensorRT gets. Loses the function bodies of these nodes, which TensorRT's
-            parser up to 10.6 prefers to plugins. `write_out_slow_linears` and `fuse_quantized_linears`
-            replace linear layers, the latter also normalisations before them and feed-forward blocks.
+            parser up to 10.6 prefers to plugins. `fuse_feed_forwards`, `write_out_slow_linears` and
+            `fuse_quantized_linears` replace linear layers, the last one also normalisations before them.
             `pack_projections` merges those before MSDA. CumSum and convolutions of patches become products.
             `replace_top_k` replaces searches of long rows.
         folder: location of weights outside of the model.
@@ -112,7 +113,8 @@ def fit_to_tensorrt(model: onnx.ModelProto, folder: Path) -> bool:
     """
     bodies = len(model.functions)
     remove_function_bodies(model)
-    changes = write_out_slow_linears(model, folder) + pack_projections(model, folder)
+    changes = fuse_feed_forwards(model, folder) + write_out_slow_linears(model, folder)
+    changes += pack_projections(model, folder)
     changes += fuse_quantized_linears(model, folder) + write_out_cumulative_sums(model)
     changes += write_out_patch_convolutions(model, folder) + replace_top_k(model)
     return changes > 0 or len(model.functions) < bodies

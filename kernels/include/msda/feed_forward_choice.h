@@ -25,9 +25,6 @@ inline constexpr bool kHasFeedForwardHopper = false;
 inline constexpr int kHopperChannels = 256;
 inline constexpr int kHopperMostHidden = 2048;
 
-// Fewer rows leave multiprocessors idle, and two linear layers and a normalisation are as fast.
-inline constexpr int64_t kFeedForwardFewestRows = 8192;
-
 enum class FeedForwardKernel : int32_t { kPlain, kHopper };
 
 inline constexpr FeedForwardKernel kFeedForwardKernels[] = {FeedForwardKernel::kPlain,
@@ -60,9 +57,10 @@ FeedForwardKernel choose_feed_forward(const Problem& problem, const Arguments& a
                                                                  : FeedForwardKernel::kPlain;
 }
 
-// Whether kernel `hopper` is faster than two linear layers and a normalisation.
+// Whether kernel `hopper` is faster than two linear layers and a normalisation. Fewer rows leave
+// multiprocessors idle.
 inline bool is_fast(const FeedForwardProblem& problem) {
-  return can_run(FeedForwardKernel::kHopper, problem, {}) && problem.rows >= kFeedForwardFewestRows;
+  return can_run(FeedForwardKernel::kHopper, problem, {}) && problem.rows >= 12288;
 }
 
 }  // namespace msda
