@@ -32,7 +32,7 @@ from onnx_path.nodes.window_attention import WINDOW_ATTENTION
 from onnx_path.precision import convert_precision
 from onnx_path.quantization.quantizer import Quantizer
 from onnx_path.surgery.graph import onnx_session
-from onnx_path.tensorrt.fused_quantized_feed_forwards import fuse_feed_forwards
+from onnx_path.tensorrt.fused_quantized_feed_forwards import fuse_quantized_feed_forwards
 from onnx_path.tensorrt.fused_quantized_linears import fuse_layers
 from onnx_path.tensorrt.model_for_tensorrt import parsed_file
 from onnx_path.tensorrt.tensorrt_engine import Settings, serialize_engine
@@ -248,7 +248,7 @@ def test_normalisations_before_layers_in_8_bits(exported, precision):
     assert after["LayerNormalization"] == before["LayerNormalization"] - norms
     assert bool(norms) == (name == "codino_swin_tiny")
     sizes = []
-    fuse_feed_forwards(quantized.graph, lambda *block: sizes.append(block) or True)
+    fuse_quantized_feed_forwards(quantized.graph, lambda *block: sizes.append(block) or True)
     assert len(sizes) == len(model.encoder.layers) * (precision == "int8")
     assert all(rows > 1000 for rows, _, _ in sizes)  # none of the decoder
 
