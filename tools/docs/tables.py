@@ -50,7 +50,8 @@ BATCH, SERVING = "batch_*_h200.json", "serving_*_h200.json"
 SIZES = "sizes_co_dino_swin_l_h200.json"
 LINEAR_NORMS = "linear_norm_h100.json"
 WINDOWS = "window_attention_h200.json"
-FEED_FORWARDS = "quantized_feed_forward_h200.json"
+FEED_FORWARDS = "feed_forward_h200.json"
+QUANTIZED_FEED_FORWARDS = "quantized_feed_forward_h200.json"
 ENGINES_WITH_NORMS = (
     "engines_norms_co_dino_swin_l_768x1152_h100.json",
     "engines_norms_co_dino_r50_768x1152_h100.json",
@@ -261,7 +262,7 @@ def engines() -> str:
         "Swin-L, 608x608": "engines_co_dino_swin_l_fp16_608x608_h200.json",
         "Swin-L, 768x1152": "engines_co_dino_swin_l_fp16_768x1152_h200.json",
         "Swin-L, 1280x1920": "engines_co_dino_swin_l_fp16_1280x1920_h200.json",
-        "Swin-L, 512 to 1344, batch 1 to 8": "engines_co_dino_swin_l_fp16_dynamic_onnx_h100.json",
+        "Swin-L, 608x608 to 1280x1920": "engines_co_dino_swin_l_fp16_dynamic_onnx_h200.json",
         "R50, 768x1152": "engines_co_dino_r50_fp16_768x1152_h200.json",
     }
     rows = []
@@ -449,16 +450,27 @@ def windows() -> str:
 
 
 def feed_forwards() -> str:
+    """Microseconds of feed-forward blocks in 16 bits, in one kernel and in two."""
+    return table_of_blocks(FEED_FORWARDS, {"two_layers": "two layers", "eager": "eager PyTorch"})
+
+
+def quantized_feed_forwards() -> str:
     """Microseconds of feed-forward blocks in int8, in one kernel and in several."""
+    others = {"two_layers": "two layers, and PyTorch's quantisation and norm"}
+    return table_of_blocks(QUANTIZED_FEED_FORWARDS, others)
+
+
+def table_of_blocks(name: str, others: dict[str, str]) -> str:
+    """The times of a result file of feed-forward blocks, by rows, beside other methods with their titles."""
     results: dict[int, dict[str, dict]] = {}
-    for row in read(FEED_FORWARDS)["results"]:
+    for row in read(name)["results"]:
         results.setdefault(row["problem"]["rows"], {})[row["method"]] = row
     rows = [
-        [f"{count:,}", microseconds(row["feed_forward"]), microseconds(row["two_layers"])]
+        [f"{count:,}", *(microseconds(row[method]) for method in ("feed_forward", *others))]
         for count, row in sorted(results.items(), reverse=True)
     ]
-    head = ["rows", "one kernel, µs", "two layers, and PyTorch's quantisation and norm, µs"]
-    return table(head, rows) + source(FEED_FORWARDS)
+    head = ["rows", *(f"{title}, µs" for title in ("one kernel", *others.values()))]
+    return table(head, rows) + source(name)
 
 
 def engines_with_norms() -> str:
