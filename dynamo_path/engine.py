@@ -47,7 +47,8 @@ def build_engine(
     """Builds one strongly typed engine of a program: the model's types are the engine's.
 
     Args:
-        program: result of `export_program`, on the GPU. Changed by `fuse_feed_forwards` and `write_out_for_tensorrt`.
+        program: result of `export_program`, on the GPU. Changed by `fuse_feed_forwards` and
+            `write_out_for_tensorrt`.
         inputs: its example inputs.
         request: output names, sizes, TF32, refitting, timing cache and optimization level.
         ranges: ranges of the layers that become 8 bits, see `quantized_layers.quantize_layers`.

@@ -147,9 +147,10 @@ class CoDino(nn.Module):
 
         These are the layers of Swin, and in transformers of 192 or 256 channels those before LayerNorm, which
         one kernel of `msda.linear` computes with the norm. In an encoder they are both layers of a
-        feed-forward block, which builds merge to `msda.feed_forward`. With 192 channels, TensorRT 10.6 fuses a layer
-        with residual and LayerNorm into a kernel that gave other bits in 2 of 2,000 runs of the demo model
-        (fp16, H100).
+        feed-forward block, which builds merge to `msda.feed_forward`.
+
+        With 192 channels, TensorRT 10.6 fuses a layer with residual and LayerNorm into a kernel that gave
+        other bits in 2 of 2,000 runs of the demo model (fp16, H100).
 
         Returns:
             The model.

@@ -62,8 +62,7 @@ __device__ __forceinline__ void normalise_rows(const float (&numbers)[kNumbers],
       const auto normalised = [&](int i) {
         return fmaf(numbers[4 * j + 2 * half + i], factors[half], means[half]);
       };
-      store(j, half,
-            pack<T>(fmaf(normalised(0), two.x, two.y), fmaf(normalised(1), two.z, two.w)));
+      store(j, half, pack<T>(fmaf(normalised(0), two.x, two.y), fmaf(normalised(1), two.z, two.w)));
     }
   }
 }

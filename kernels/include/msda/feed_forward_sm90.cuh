@@ -10,7 +10,8 @@
 //           first product are its fragments of the second one, once they are packed.
 // Order     The tensor cores compute first(0), then first(k + 1) and second(k) for each chunk k. A
 //           warp group packs first(k + 1) while second(k) runs.
-// Memory    Three buffers of 64 rows, and a ring of half chunks of weights. A buffer has x, which the
+// Memory    Three buffers of 64 rows, and a ring of half chunks of weights. A buffer has x, which
+// the
 //           first product reads and finish() adds, then the result. Two are in use; the third one
 //           gets the next x of the warp group that ends its round first. The kernel needs no work
 //           memory.
@@ -45,10 +46,10 @@ struct FeedForwardSizes : FeedForwardRounds {
   static constexpr int kChunk = 64;        // hidden columns
   static constexpr int kPanel = 128;       // bytes of a row of a panel of x, weight1 and the result
   static constexpr int kHiddenPanel = 64;  // of weight2
-  static constexpr int kPanels = kChannels * 2 / kPanel;    // of x and the result
-  static constexpr int kPanelBytes = kRows * kPanel;        // of x, weight1 and the result
+  static constexpr int kPanels = kChannels * 2 / kPanel;  // of x and the result
+  static constexpr int kPanelBytes = kRows * kPanel;      // of x, weight1 and the result
   static constexpr int kBufferBytes = kPanels * kPanelBytes;
-  static constexpr int kStageBytes = kChunk * kChannels;    // half a chunk of a weight
+  static constexpr int kStageBytes = kChunk * kChannels;  // half a chunk of a weight
   static constexpr int kBuffers = 3;
   static constexpr int kNumberBytes = (kMostHidden + 3 * kChannels) * 4;
   static constexpr int kBarrierBytes = 256;
@@ -133,7 +134,8 @@ struct FeedForward : FeedForwardSizes {
     __syncthreads();
   }
 
-  // One thread: loads the weights of all chunks of all rounds. A chunk of a weight takes two stages.
+  // One thread: loads the weights of all chunks of all rounds. A chunk of a weight takes two
+  // stages.
   __device__ void load_weights(const TensorMap& weight1, const TensorMap& weight2) const {
     const int count = chunks();
     int stage = 0, parity = 1;
@@ -158,8 +160,8 @@ struct FeedForward : FeedForwardSizes {
     const auto load_second = [&](int chunk) {
       for (int half = 0; half < 2; ++half) {
         char* const to = begin();
-        load_tile(to, weight2, &barriers->loaded[stage],
-                  chunk * kChunk + half * (kHiddenPanel / 2), 0);
+        load_tile(to, weight2, &barriers->loaded[stage], chunk * kChunk + half * (kHiddenPanel / 2),
+                  0);
         next();
       }
     };
@@ -315,8 +317,8 @@ struct FeedForward : FeedForwardSizes {
   // Adds the rows in `tile`, normalises, and leaves the result there. See normalise_rows().
   __device__ void finish(float (&sums)[kChannels / 2], char* tile, int row, int t) const {
     const auto place = [&](int j, int half) {
-      return reinterpret_cast<Packed<T>*>(
-          tile + j / 8 * kPanelBytes + swizzled<kPanel>(row + 8 * half, j % 8 * 16 + 4 * t));
+      return reinterpret_cast<Packed<T>*>(tile + j / 8 * kPanelBytes +
+                                          swizzled<kPanel>(row + 8 * half, j % 8 * 16 + 4 * t));
     };
 #pragma unroll
     for (int j = 0; j < kChannels / 8; ++j) {

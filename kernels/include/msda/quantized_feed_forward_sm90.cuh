@@ -123,7 +123,8 @@ struct QuantizedFeedForward : QuantizedFeedForwardSizes {
   Barriers* barriers;
   const QuantizedFeedForwardNumbers& numbers;
 
-  __device__ QuantizedFeedForward(char* shared, const QuantizedFeedForwardNumbers& all) : numbers(all) {
+  __device__ QuantizedFeedForward(char* shared, const QuantizedFeedForwardNumbers& all)
+      : numbers(all) {
     all_rows = all.rows;
     shared += (kAlignment - shared_address(shared) % kAlignment) % kAlignment;
     x = shared;
@@ -401,8 +402,8 @@ struct QuantizedFeedForward : QuantizedFeedForwardSizes {
   // Adds the rows in `tile`, normalises, and leaves the result there. See normalise_rows().
   __device__ void finish(const uint32_t (&sums)[kChannels / 2], char* tile, int row, int t) const {
     const auto place = [&](int j, int half) {
-      return reinterpret_cast<Packed<T>*>(
-          tile + j / 8 * kRows * kPanel + swizzled<kPanel>(row + 8 * half, j % 8 * 16 + 4 * t));
+      return reinterpret_cast<Packed<T>*>(tile + j / 8 * kRows * kPanel +
+                                          swizzled<kPanel>(row + 8 * half, j % 8 * 16 + 4 * t));
     };
     float y[kChannels / 2];
 #pragma unroll
@@ -444,11 +445,10 @@ struct QuantizedFeedForward : QuantizedFeedForwardSizes {
 
 template <typename T>
 __global__ void __launch_bounds__(QuantizedFeedForwardSizes::kThreads, 1)
-    quantized_feed_forward_hopper_kernel(const __grid_constant__ TensorMap x,
-                                         const __grid_constant__ TensorMap weight1,
-                                         const __grid_constant__ TensorMap weight2,
-                                         const __grid_constant__ TensorMap result,
-                                         const __grid_constant__ QuantizedFeedForwardNumbers numbers) {
+    quantized_feed_forward_hopper_kernel(
+        const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap weight1,
+        const __grid_constant__ TensorMap weight2, const __grid_constant__ TensorMap result,
+        const __grid_constant__ QuantizedFeedForwardNumbers numbers) {
   const QuantizedFeedForward<T> own(dynamic_shared(), numbers);
   own.init();
   begin_next_kernel();
@@ -501,19 +501,19 @@ cudaError_t launch_quantized_feed_forward_hopper(const QuantizedFeedForwardProbl
   if (status != cudaSuccess) return status;
   const auto floats = [](const void* tensor) { return static_cast<const float*>(tensor); };
   const QuantizedFeedForwardNumbers numbers{arguments.x,
-                                   floats(arguments.scale1),
-                                   floats(arguments.bias1),
-                                   floats(arguments.scale2),
-                                   floats(arguments.bias2),
-                                   arguments.norm_weight,
-                                   arguments.norm_bias,
-                                   static_cast<int8_t*>(arguments.quantized),
-                                   static_cast<int>(rows),
-                                   static_cast<int>(hidden),
-                                   1 / problem.x_scale,
-                                   1 / problem.hidden_scale,
-                                   1 / problem.next_scale,
-                                   static_cast<float>(problem.eps)};
+                                            floats(arguments.scale1),
+                                            floats(arguments.bias1),
+                                            floats(arguments.scale2),
+                                            floats(arguments.bias2),
+                                            arguments.norm_weight,
+                                            arguments.norm_bias,
+                                            static_cast<int8_t*>(arguments.quantized),
+                                            static_cast<int>(rows),
+                                            static_cast<int>(hidden),
+                                            1 / problem.x_scale,
+                                            1 / problem.hidden_scale,
+                                            1 / problem.next_scale,
+                                            static_cast<float>(problem.eps)};
   const int64_t tiles = (rows + Sizes::kRows - 1) / Sizes::kRows;
   const int64_t blocks = std::min<int64_t>(multiprocessors, tiles);
   cudaLaunchConfig_t config =

@@ -147,7 +147,7 @@ void multiply_rows(void* const* lanes, const Number (&a)[16][kDepth]) {
 template <int kSums>
 void multiply_groups(uint32_t (&sums)[kSums], const uint32_t (&a)[4], uint64_t b, bool add,
                      Site site = here()) {
-  using Lane = GroupLane<uint32_t, kSums, const uint32_t (&)[4]>;
+  using Lane = GroupLane<uint32_t, kSums, const uint32_t(&)[4]>;
   Lane own{sums, a, b, add};
   meet_and_run(
       &own,
@@ -167,7 +167,7 @@ void multiply_groups(uint32_t (&sums)[kSums], const uint32_t (&a)[4], uint64_t b
 template <typename T, int kSums>
 void multiply_groups(float (&sums)[kSums], const uint32_t (&a)[4], uint64_t b, bool add,
                      Site site = here()) {
-  using Lane = GroupLane<float, kSums, const uint32_t (&)[4]>;
+  using Lane = GroupLane<float, kSums, const uint32_t(&)[4]>;
   Lane own{sums, a, b, add};
   meet_and_run(
       &own,
