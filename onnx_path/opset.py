@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import onnx
+import onnx_ir as ir
 from onnx.external_data_helper import uses_external_data
 
 from codetr.errors import UsageError, one_line
@@ -11,9 +12,13 @@ from onnx_path.surgery.graph.traversal import STANDARD_DOMAINS
 _LARGE = 1024  # bytes; the converter needs the numbers of small constants alone, such as axes
 
 
-def opset_of(model: onnx.ModelProto) -> int:
+def opset_of(model: onnx.ModelProto | ir.Model) -> int:
     """Returns the version of the standard operators that a model imports."""
-    return max((x.version for x in model.opset_import if x.domain in STANDARD_DOMAINS), default=0)
+    if isinstance(model, ir.Model):
+        imports = model.opset_imports
+    else:
+        imports = {x.domain: x.version for x in model.opset_import}
+    return max((imports[domain] for domain in STANDARD_DOMAINS if domain in imports), default=0)
 
 
 def raise_opset(model: onnx.ModelProto, version: int) -> None:

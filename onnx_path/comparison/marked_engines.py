@@ -13,6 +13,7 @@ from codetr.errors import one_line
 from onnx_path.comparison.comparable_tensors import ComparableTensors
 from onnx_path.nodes.attention import remove_function_bodies
 from onnx_path.tensorrt import tensorrt_engine
+from onnx_path.tensorrt.graph_passes import run_passes
 from onnx_path.tensorrt.optimization_profiles import ShapeRange, inputs_of
 from onnx_path.tensorrt.tensorrt_engine import Settings
 from onnx_path.tensorrt.written_out_linears import write_out_slow_linears
@@ -63,7 +64,7 @@ class MarkedEngines:
         self._model, self._name, self._tensors, self._inputs = model, path.name, tensors, inputs
         remove_function_bodies(model)
         onnx.load_external_data_for_model(model, str(path.parent))
-        write_out_slow_linears(model, path.parent)
+        run_passes(model, path.parent, write_out_slow_linears)
         # Writes the weights once. The model keeps references to them.
         onnx.save(model, folder / "model.onnx", save_as_external_data=True, location="weights")
 

@@ -7,16 +7,15 @@ number the cells of their padding masks so, along both sides of each level.
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from onnx_path.surgery.graph.traversal import add_constant, attribute, constant
-from onnx_path.tensorrt.node_replacement import replace_nodes, take_place
+from onnx_path.tensorrt.graph_passes import replace_nodes, take_place
 
 _LONGEST = 1024  # numbers along the axis; the constant has the square of them
 
 
-def write_out_cumulative_sums(model: onnx.ModelProto) -> int:
+def write_out_cumulative_sums(model: ir.Model) -> int:
     """Replaces float32 sums along one of the last two axes by products with a triangle of ones, in place.
 
     Sums of whole numbers stay exact. Others round in another order, and a non-finite number reaches the whole

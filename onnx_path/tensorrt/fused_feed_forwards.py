@@ -10,9 +10,7 @@ The pass runs before `onnx_path.tensorrt.written_out_linears`, which writes out 
 from __future__ import annotations
 
 import posixpath
-from pathlib import Path
 
-import onnx
 import onnx_ir as ir
 
 from onnx_path.nodes.domain import PLUGIN_ATTRIBUTES
@@ -27,29 +25,21 @@ from trt_plugin.library import FEED_FORWARD, LINEAR
 _TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
-def fuse_feed_forwards(model: onnx.ModelProto, folder: Path) -> int:
-    """Replaces the blocks of a model that a kernel runs fast on the current GPU, in place.
+def fuse_feed_forwards(model: ir.Model) -> int:
+    """Replaces the blocks that a kernel runs fast on the current GPU, in place; returns their number.
 
     Args:
         model: in the types that TensorRT gets.
-        folder: location of weights outside of the model.
-
-    Returns:
-        The number of blocks that were replaced.
     """
-    if not any((node.domain, node.op_type) in LINEARS for node in model.graph.node):
+    if not any((node.domain, node.op_type) in LINEARS for node in model.graph):
         return 0
-    changed = ir.from_proto(model)
-    ir.external_data.set_base_dir(changed.graph, folder)
-    types = Types(changed.graph, opset_of(model))
+    types = Types(model.graph, opset_of(model))
     count = 0
-    for second in list(changed.graph):
+    for second in list(model.graph):
         first = _first_layer(second)
         if first is not None and types.of[second.inputs[0]] in _TYPES and _is_fast(first, second):
             _replace(first, second)
             count += 1
-    if count:
-        model.CopyFrom(ir.to_proto(changed))
     return count
 
 

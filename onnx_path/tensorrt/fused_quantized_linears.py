@@ -15,10 +15,8 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from onnx_path.nodes.domain import DOMAIN, PLUGIN_ATTRIBUTES
@@ -67,7 +65,7 @@ class QuantizedLayer:
         return ir.DataType.from_numpy(self.weight.dtype)
 
 
-def fuse_quantized_linears(model: onnx.ModelProto, folder: Path) -> int:
+def fuse_quantized_linears(model: ir.Model) -> int:
     """Replaces the layers of a model that a kernel runs fast on the current GPU, in place.
 
     The normalisations before them follow, see `onnx_path.tensorrt.fused_quantized_layer_norms`, blocks of two
@@ -76,22 +74,18 @@ def fuse_quantized_linears(model: onnx.ModelProto, folder: Path) -> int:
 
     Args:
         model: in the types that TensorRT gets.
-        folder: location of weights outside of the model.
 
     Returns:
         The number of layers and values.
     """
-    if not any(node.op_type == "DequantizeLinear" for node in model.graph.node):
+    if not any(is_op(node, "DequantizeLinear") for node in model.graph):
         return 0
-    changed = ir.from_proto(model)
-    ir.external_data.set_base_dir(changed.graph, folder)
-    count = fuse_layers(changed, _is_fast)
+    count = fuse_layers(model, _is_fast)
     if count:
-        fuse_quantized_feed_forwards(changed.graph, _is_fast_block)
-    count += fuse_values(changed.graph, opset_of(model))
+        fuse_quantized_feed_forwards(model.graph, _is_fast_block)
+    count += fuse_values(model.graph, opset_of(model))
     if count:
-        ir.passes.common.RemoveUnusedNodesPass()(changed)
-        model.CopyFrom(ir.to_proto(changed))
+        ir.passes.common.RemoveUnusedNodesPass()(model)
     return count
 
 

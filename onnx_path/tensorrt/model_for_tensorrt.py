@@ -17,12 +17,23 @@ from onnx_path.surgery.verify import selections
 from onnx_path.tensorrt.cumulative_sums import write_out_cumulative_sums
 from onnx_path.tensorrt.fused_feed_forwards import fuse_feed_forwards
 from onnx_path.tensorrt.fused_quantized_linears import fuse_quantized_linears
+from onnx_path.tensorrt.graph_passes import run_passes
 from onnx_path.tensorrt.optimization_profiles import ShapeRange
 from onnx_path.tensorrt.packed_projections import pack_projections
 from onnx_path.tensorrt.patch_convolutions import write_out_patch_convolutions
 from onnx_path.tensorrt.top_k_searches import replace_top_k
 from onnx_path.tensorrt.written_out_linears import write_out_slow_linears
 
+_PASSES = (
+    fuse_feed_forwards,  # before the first layers are written out
+    write_out_slow_linears,
+    pack_projections,
+    fuse_quantized_linears,
+    write_out_cumulative_sums,
+    write_out_patch_convolutions,
+    replace_top_k,
+)
+"""What `fit_to_tensorrt` runs, in this order."""
 LARGEST_FILE = 2**31 - 2**27  # bytes of weights; a protobuf holds 2 GiB, and the graph needs some of it
 
 
@@ -102,10 +113,7 @@ def fit_to_tensorrt(model: onnx.ModelProto, folder: Path) -> bool:
 
     Args:
         model: in the types that TensorRT gets. Loses the function bodies of these nodes, which TensorRT's
-            parser up to 10.6 prefers to plugins. `fuse_feed_forwards`, `write_out_slow_linears` and
-            `fuse_quantized_linears` replace linear layers, the last one also normalisations before them.
-            `pack_projections` merges those before MSDA. CumSum and convolutions of patches become products.
-            `replace_top_k` replaces searches of long rows.
+            parser up to 10.6 prefers to plugins.
         folder: location of weights outside of the model.
 
     Returns:
@@ -113,11 +121,7 @@ def fit_to_tensorrt(model: onnx.ModelProto, folder: Path) -> bool:
     """
     bodies = len(model.functions)
     remove_function_bodies(model)
-    changes = fuse_feed_forwards(model, folder) + write_out_slow_linears(model, folder)
-    changes += pack_projections(model, folder)
-    changes += fuse_quantized_linears(model, folder) + write_out_cumulative_sums(model)
-    changes += write_out_patch_convolutions(model, folder) + replace_top_k(model)
-    return changes > 0 or len(model.functions) < bodies
+    return run_passes(model, folder, *_PASSES) > 0 or len(model.functions) < bodies
 
 
 def save_model(model: onnx.ModelProto, path: Path, folder: Path) -> None:

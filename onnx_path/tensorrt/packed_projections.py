@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import itertools
 import posixpath
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from onnx_path.nodes.attention import DOMAIN, FUSED_ATTENTION, PACKED
@@ -40,7 +38,7 @@ class _Linear(NamedTuple):
     bias: np.ndarray
 
 
-def pack_projections(model: onnx.ModelProto, folder: Path) -> int:
+def pack_projections(model: ir.Model) -> int:
     """Merges the linear layers of offsets and logits that read the same tensor, in place.
 
     Two layers stay apart if their weights are no constants of one type, or if another node reads a result.
@@ -48,25 +46,21 @@ def pack_projections(model: onnx.ModelProto, folder: Path) -> int:
     Args:
         model: MSDA nodes without function bodies, which cannot describe packed nodes. Gets the merged
             weights.
-        folder: location of weights outside of the model.
 
     Returns:
         The number of nodes that were packed.
     """
-    if opset_of(model) < _OLDEST_OPSET or not any(_is_fused(node) for node in model.graph.node):
+    if opset_of(model) < _OLDEST_OPSET:
         return 0
-    changed = ir.from_proto(model)
-    ir.external_data.set_base_dir(changed.graph, folder)
-    names = {x.name or "" for node in changed.graph for x in (node, *node.outputs)}
-    names.update(changed.graph.initializers)
-    count = sum(_pack(node, names) for node in list(changed.graph) if _is_fused(node))
+    names = {x.name or "" for node in model.graph for x in (node, *node.outputs)}
+    names.update(model.graph.initializers)
+    count = sum(_pack(node, names) for node in list(model.graph) if _is_fused(node))
     if count:
-        ir.passes.common.RemoveUnusedNodesPass()(changed)
-        model.CopyFrom(ir.to_proto(changed))
+        ir.passes.common.RemoveUnusedNodesPass()(model)
     return count
 
 
-def _is_fused(node: ir.Node | onnx.NodeProto) -> bool:
+def _is_fused(node: ir.Node) -> bool:
     return (node.domain, node.op_type) == (DOMAIN, FUSED_ATTENTION)
 
 

@@ -6,20 +6,17 @@ takes longer than the convolution. `codetr.model.backbones.swin.PatchEmbed` has 
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from onnx_path.quantization.qdq_nodes import SIXTEEN_BITS
 from onnx_path.surgery.graph.traversal import add_constant, attribute, constant
-from onnx_path.tensorrt.node_replacement import replace_nodes, take_place
+from onnx_path.tensorrt.graph_passes import replace_nodes, take_place
 
 _MOST_CHANNELS = 4  # of an image
 
 
-def write_out_patch_convolutions(model: onnx.ModelProto, folder: Path) -> int:
+def write_out_patch_convolutions(model: ir.Model) -> int:
     """Replaces 16-bit convolutions of patches that neither overlap nor leave gaps, in place.
 
     The patches are squares, and fill the image, whose height and width are static. The batch size may be
@@ -27,12 +24,11 @@ def write_out_patch_convolutions(model: onnx.ModelProto, folder: Path) -> int:
 
     Args:
         model: in the types that TensorRT gets.
-        folder: location of weights outside of the model.
 
     Returns:
         The number of nodes that were replaced.
     """
-    return replace_nodes(model, "Conv", _write_out, folder)
+    return replace_nodes(model, "Conv", _write_out)
 
 
 def _write_out(node: ir.Node) -> bool:

@@ -5,19 +5,18 @@ TensorRT 10.6 searches a row with one thread block, which takes several times as
 
 from __future__ import annotations
 
-import onnx
 import onnx_ir as ir
 
 from onnx_path.nodes.domain import DOMAIN, PLUGIN_ATTRIBUTES
 from onnx_path.nodes.top_k_indices import TOP_K_INDICES
 from onnx_path.surgery.graph.traversal import attribute, constant
-from onnx_path.tensorrt.node_replacement import replace_nodes, take_place
+from onnx_path.tensorrt.graph_passes import replace_nodes, take_place
 
 _SHORTEST = 8192  # numbers of a row
 _MOST = 1024  # numbers to find, for which the plugin has a fast kernel
 
 
-def replace_top_k(model: onnx.ModelProto) -> int:
+def replace_top_k(model: ir.Model) -> int:
     """Replaces searches for the largest float32 numbers of rows whose values nothing reads, in place.
 
     The rows have a static length of 8192 or more, and are searched for up to 1024 numbers. A model without
@@ -26,7 +25,7 @@ def replace_top_k(model: onnx.ModelProto) -> int:
     Returns:
         The number of nodes that were replaced.
     """
-    has_plugins = any(node.domain == DOMAIN for node in model.graph.node)
+    has_plugins = any(node.domain == DOMAIN for node in model.graph)
     return replace_nodes(model, "TopK", _replace) if has_plugins else 0
 
 

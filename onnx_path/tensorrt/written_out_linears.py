@@ -10,10 +10,8 @@ import itertools
 import math
 import posixpath
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from onnx_path.nodes.domain import DOMAIN
@@ -34,25 +32,16 @@ _TYPES = {
 }
 
 
-def write_out_slow_linears(model: onnx.ModelProto, folder: Path) -> int:
-    """Replaces the nodes of a model that no kernel runs fast on the current GPU, in place.
+def write_out_slow_linears(model: ir.Model) -> int:
+    """Replaces the nodes that no kernel runs fast on the current GPU, in place; returns their number.
 
     Args:
         model: in the types that TensorRT gets.
-        folder: location of weights outside of the model.
-
-    Returns:
-        The number of nodes that were replaced.
     """
-    if not any((node.domain, node.op_type) in _LAYERS for node in model.graph.node):
+    if not any((node.domain, node.op_type) in _LAYERS for node in model.graph):
         return 0
-    changed = ir.from_proto(model)
-    ir.external_data.set_base_dir(changed.graph, folder)
-    types = Types(changed.graph, opset_of(model))
-    count = write_out_linears(changed, keep=lambda node: _is_fast(node, types))
-    if count:
-        model.CopyFrom(ir.to_proto(changed))
-    return count
+    types = Types(model.graph, opset_of(model))
+    return write_out_linears(model, keep=lambda node: _is_fast(node, types))
 
 
 def write_out_linears(model: ir.Model, keep: Callable[[ir.Node], bool] = lambda node: False) -> int:

@@ -16,6 +16,7 @@ from onnx_path.nodes.linear import LINEAR
 from onnx_path.opset import opset_of
 from onnx_path.tensorrt import model_for_tensorrt
 from onnx_path.tensorrt.fused_feed_forwards import fuse_feed_forwards
+from onnx_path.tensorrt.graph_passes import run_passes
 from tests.onnx.map_nodes import add_bodies_of_opset, open_session
 from tests.onnx.text_models import text_model
 from trt_plugin import library
@@ -64,7 +65,7 @@ def has_fast(monkeypatch) -> Mock:
 def test_block_that_becomes_a_node(has_fast):
     model = make_model()
     fused = onnx.ModelProto.FromString(model.SerializeToString())
-    assert fuse_feed_forwards(fused, Path()) == 1
+    assert run_passes(fused, Path(), fuse_feed_forwards) == 1
     (node,) = fused.graph.node
     assert (node.op_type, node.name) == (FEED_FORWARD, "/block/FeedForward")
     assert list(node.input) == ["x", "W", "b", "T", "c", "f", "g"] and list(node.output) == ["y"]
@@ -95,11 +96,11 @@ STAY = {
 def test_blocks_that_stay(name):
     model = make_model(*STAY[name])
     before = types_of(model)
-    assert fuse_feed_forwards(model, Path()) == 0 and types_of(model) == before
+    assert run_passes(model, Path(), fuse_feed_forwards) == 0 and types_of(model) == before
 
 
 def test_float32_stays(has_fast):
-    assert fuse_feed_forwards(make_model(element="float"), Path()) == 0
+    assert run_passes(make_model(element="float"), Path(), fuse_feed_forwards) == 0
     has_fast.assert_not_called()
 
 
@@ -107,14 +108,14 @@ def test_float32_stays(has_fast):
 def test_blocks_without_a_fast_kernel_stay(answer, has_fast):
     has_fast.configure_mock(**answer)
     model = make_model()
-    assert fuse_feed_forwards(model, Path()) == 0 and types_of(model).count(LINEAR) == 2
+    assert run_passes(model, Path(), fuse_feed_forwards) == 0 and types_of(model).count(LINEAR) == 2
 
 
 @pytest.mark.parametrize(("rows", "count"), [("n, 63", 63), ("n, s", 2**15), ("2, s", 2**15), ("n", 1)])
 def test_dynamic_rows(rows, count, has_fast):
     """A batch counts as one image, a dynamic number of rows of an image as many."""
     model = make_model(rows=rows)
-    assert fuse_feed_forwards(model, Path()) == 1
+    assert run_passes(model, Path(), fuse_feed_forwards) == 1
     has_fast.assert_called_once_with(count, CHANNELS, HIDDEN)
 
 

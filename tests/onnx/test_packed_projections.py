@@ -14,6 +14,7 @@ import pytest
 from onnx_path.comparison.onnxruntime_reference import OnnxruntimeReference
 from onnx_path.nodes import attention
 from onnx_path.tensorrt import model_for_tensorrt
+from onnx_path.tensorrt.graph_passes import run_passes
 from onnx_path.tensorrt.packed_projections import pack_projections
 from tests.onnx.text_models import text_model
 
@@ -106,7 +107,7 @@ def run(model: onnx.ModelProto) -> list[np.ndarray]:
 def packed(model: onnx.ModelProto, expected: int = 1) -> onnx.ModelProto:
     """A packed copy."""
     copy = copied(model)
-    assert pack_projections(copy, Path()) == expected
+    assert run_passes(copy, Path(), pack_projections) == expected
     onnx.checker.check_model(copy)
     return copy
 

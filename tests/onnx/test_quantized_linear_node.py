@@ -26,6 +26,7 @@ from onnx_path.quantization.products import find_products
 from onnx_path.surgery.graph import onnx_session
 from onnx_path.tensorrt import fused_quantized_linears, model_for_tensorrt
 from onnx_path.tensorrt.fused_quantized_linears import QuantizedLayer, fuse_layers
+from onnx_path.tensorrt.graph_passes import run_passes
 from onnx_path.tensorrt.tensorrt_engine import Settings, serialize_engine
 from onnx_path.tensorrt.written_out_linears import write_out_linears
 from tests.engines.plugin_engines import plugin_or_skip, save
@@ -253,7 +254,7 @@ def test_without_a_plugin_nothing_changes(monkeypatch):
     monkeypatch.setattr(library, "has_fast_quantized_linear", missing)
     model, _ = quantized_block("int8")
     before = model.SerializeToString()
-    assert fused_quantized_linears.fuse_quantized_linears(model, Path()) == 0
+    assert run_passes(model, Path(), fused_quantized_linears.fuse_quantized_linears) == 0
     assert model.SerializeToString() == before
 
 
