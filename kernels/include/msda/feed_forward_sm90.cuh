@@ -11,10 +11,9 @@
 // Order     The tensor cores compute first(0), then first(k + 1) and second(k) for each chunk k. A
 //           warp group packs first(k + 1) while second(k) runs.
 // Memory    Three buffers of 64 rows, and a ring of half chunks of weights. A buffer has x, which
-// the
-//           first product reads and finish() adds, then the result. Two are in use; the third one
-//           gets the next x of the warp group that ends its round first. The kernel needs no work
-//           memory.
+//           the first product reads and finish() adds, then the result. Two are in use; the third
+//           one gets the next x of the warp group that ends its round first. The kernel needs no
+//           work memory.
 // Limits    those of check() and can_run(). Deterministic: a fixed order of sums.
 #pragma once
 
