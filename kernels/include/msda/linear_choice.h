@@ -91,6 +91,14 @@ inline constexpr LinearForm kLinearForms[] = {
     {LinearKernel::kPingpong64x256, 64, 256, 1, 1, Activation::kNone, true, false, true, 1},
 };
 
+// Rows of a kernel's tiles.
+constexpr int tile_rows(LinearKernel kernel) {
+  for (const LinearForm& form : kLinearForms) {
+    if (form.kernel == kernel) return form.rows;
+  }
+  return 0;
+}
+
 inline bool fits(const LinearForm& form, const LinearProblem& problem) {
   return form.activation == problem.activation && form.residual == problem.residual &&
          form.masked == problem.masked && form.normed == problem.normed &&

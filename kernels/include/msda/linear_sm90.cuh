@@ -83,7 +83,16 @@ struct LinearLayer {
 template <class T, size_t kIndex>
 using Linear = Gemm<LinearLayer<T, kIndex>>;
 
-template <class T, size_t... kIndices>
+template <class T, int kRows, size_t kIndex>
+cudaError_t launch(const LinearProblem& problem, const LinearArguments& arguments,
+                   cudaStream_t stream) {
+  if constexpr (kLinearForms[kIndex].rows == kRows) {
+    return Linear<T, kIndex>::launch(problem, arguments, stream);
+  }
+  return cudaErrorNotSupported;
+}
+
+template <class T, int kRows, size_t... kIndices>
 cudaError_t run(LinearKernel kernel, const LinearProblem& problem, const LinearArguments& arguments,
                 cudaStream_t stream, std::index_sequence<kIndices...>) {
   cudaError_t status = cudaErrorNotSupported;
@@ -91,7 +100,7 @@ cudaError_t run(LinearKernel kernel, const LinearProblem& problem, const LinearA
     return form.kernel == kernel && fits(form, problem);
   };
   static_cast<void>(((matches(kLinearForms[kIndices]) &&
-                      (status = Linear<T, kIndices>::launch(problem, arguments, stream), true)) ||
+                      (status = launch<T, kRows, kIndices>(problem, arguments, stream), true)) ||
                      ...));
   return status;
 }
@@ -100,15 +109,15 @@ cudaError_t run(LinearKernel kernel, const LinearProblem& problem, const LinearA
 
 namespace msda {
 
-// Runs a kernel that can_run() the problem, for __half or __nv_bfloat16. Returns
-// cudaErrorNotSupported where this GPU cannot.
-template <typename T>
+// Runs a kernel that can_run() the problem and has tiles of kRows rows, for __half or
+// __nv_bfloat16. Returns cudaErrorNotSupported where this GPU cannot.
+template <typename T, int kRows>
 cudaError_t run_linear_sm90(LinearKernel kernel, const LinearProblem& problem,
                             const LinearArguments& arguments, cudaStream_t stream) {
   using Element =
       std::conditional_t<std::is_same_v<T, __half>, cutlass::half_t, cutlass::bfloat16_t>;
-  return sm90::run<Element>(kernel, problem, arguments, stream,
-                            std::make_index_sequence<std::size(kLinearForms)>());
+  return sm90::run<Element, kRows>(kernel, problem, arguments, stream,
+                                   std::make_index_sequence<std::size(kLinearForms)>());
 }
 
 }  // namespace msda

@@ -1,0 +1,12 @@
+// The kernels of linear layers for compute capability 9.0 with tiles of 128 rows. Both types share
+// what the compiler does for a tile, which takes most of the time.
+#include "msda/linear_sm90.cuh"
+
+namespace msda {
+
+template cudaError_t run_linear_sm90<__half, 128>(LinearKernel, const LinearProblem&,
+                                                  const LinearArguments&, cudaStream_t);
+template cudaError_t run_linear_sm90<__nv_bfloat16, 128>(LinearKernel, const LinearProblem&,
+                                                         const LinearArguments&, cudaStream_t);
+
+}  // namespace msda
