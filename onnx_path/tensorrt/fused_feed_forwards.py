@@ -16,13 +16,12 @@ import onnx_ir as ir
 from onnx_path.nodes.domain import PLUGIN_ATTRIBUTES
 from onnx_path.nodes.linear import ACTIVATIONS, EPS
 from onnx_path.opset import opset_of
+from onnx_path.quantization.qdq_nodes import SIXTEEN_BITS
 from onnx_path.surgery.graph.element_types import LINEARS, Types
 from onnx_path.surgery.graph.traversal import attribute
 from trt_plugin import library
 from trt_plugin.engine_error import EngineError
 from trt_plugin.library import FEED_FORWARD, LINEAR
-
-_TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def fuse_feed_forwards(model: ir.Model) -> int:
@@ -37,7 +36,7 @@ def fuse_feed_forwards(model: ir.Model) -> int:
     count = 0
     for second in list(model.graph):
         first = _first_layer(second)
-        if first is not None and types.of[second.inputs[0]] in _TYPES and _is_fast(first, second):
+        if first is not None and types.of[second.inputs[0]] in SIXTEEN_BITS and _is_fast(first, second):
             _replace(first, second)
             count += 1
     return count
