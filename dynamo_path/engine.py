@@ -26,7 +26,7 @@ from dynamo_path.fused_quantized_linears import fuse_quantized_linears
 from dynamo_path.fused_quantized_values import fuse_quantized_values
 from dynamo_path.packed_projections import pack_projections
 from dynamo_path.quantized_layers import quantize_layers
-from dynamo_path.written_out_linears import write_out_for_tensorrt
+from dynamo_path.written_out_linears import calls_in_8_bits, write_out_for_tensorrt
 
 Result = TypeVar("Result")
 
@@ -47,7 +47,7 @@ def build_engine(
     """Builds one strongly typed engine of a program: the model's types are the engine's.
 
     Args:
-        program: result of `export_program`, on the GPU. Changed by `fuse_feed_forwards` and
+        program: result of `export_program`, on the GPU. Its calls of linear layers change, see
             `write_out_for_tensorrt`.
         inputs: its example inputs.
         request: output names, sizes, TF32, refitting, timing cache and optimization level.
@@ -105,8 +105,7 @@ def _convert(
     """Runs Torch-TensorRT's conversion and raises the error that its interpreter met."""
     from torch_tensorrt import dynamo
 
-    fuse_feed_forwards(program, ranges or ())
-    write_out_for_tensorrt(program, ranges or ())
+    _fit_linears(program, ranges or ())
     with (
         tempfile.TemporaryDirectory() as folder,
         quiet(LOGGER),
@@ -124,6 +123,17 @@ def _convert(
             raise (errors[0] if errors else error) from None
 
 
+def _fit_linears(program: torch.export.ExportedProgram, eight_bits: Iterable[str] = ()) -> None:
+    """Brings calls of linear layers into the forms that TensorRT runs fastest, in place.
+
+    Args:
+        eight_bits: names of the layers that become 8 bits, see `Quantizer.ranges_by_weights`.
+    """
+    narrow = calls_in_8_bits(program, eight_bits)
+    fuse_feed_forwards(program, narrow)
+    write_out_for_tensorrt(program, narrow)
+
+
 def build_with_fallback(
     program: torch.export.ExportedProgram,
     inputs: tuple[torch.Tensor, ...],
@@ -138,8 +148,7 @@ def build_with_fallback(
     """
     import torch_tensorrt
 
-    fuse_feed_forwards(program)
-    write_out_for_tensorrt(program)
+    _fit_linears(program)
     with tempfile.TemporaryDirectory() as folder, quiet(LOGGER):
         try:
             module = torch_tensorrt.dynamo.compile(

@@ -5,28 +5,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 import torch
 
-from dynamo_path.written_out_linears import OPERATOR, calls_in_8_bits
+from dynamo_path.written_out_linears import OPERATOR
 from trt_plugin import library
 
 _TYPES = (torch.float16, torch.bfloat16)
 
 
-def fuse_feed_forwards(program: torch.export.ExportedProgram, eight_bits: Iterable[str] = ()) -> int:
+def fuse_feed_forwards(program: torch.export.ExportedProgram, narrow: Collection[torch.fx.Node] = ()) -> int:
     """Replaces the blocks that a kernel runs fast on the current GPU, in place; returns their number.
 
     Args:
         program: not yet changed by `write_out_for_tensorrt`, which writes out the first layer of a block.
-        eight_bits: names of the layers that become 8 bits, see `write_out_for_tensorrt`. Their blocks stay.
+        narrow: result of `calls_in_8_bits`. The blocks of these calls stay.
     """
-    narrow = calls_in_8_bits(program, eight_bits)
     count = 0
     for second in list(program.graph.nodes):
         first = _first_layer(second)
-        if first is not None and not narrow & {first, second} and _is_fast(first, second):
+        if first is None or first in narrow or second in narrow:
+            continue
+        if _is_fast(first, second):
             _replace(program.graph, first, second)
             count += 1
     program.graph_module.recompile()

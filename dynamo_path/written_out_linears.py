@@ -7,7 +7,7 @@ path.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -22,15 +22,15 @@ LARGEST = torch.ops.msda.linear_max.default
 _ACTIVATIONS = {"gelu": torch.ops.aten.gelu.default, "relu": torch.ops.aten.relu.default}
 
 
-def write_out_for_tensorrt(program: torch.export.ExportedProgram, eight_bits: Iterable[str] = ()) -> int:
+def write_out_for_tensorrt(
+    program: torch.export.ExportedProgram, narrow: Collection[torch.fx.Node] = ()
+) -> int:
     """Replaces the calls that no kernel runs fast on the current GPU, in place; returns their number.
 
     Args:
         program: no call is an output of it.
-        eight_bits: names of the layers that become 8 bits, see `Quantizer.ranges_by_weights`. Replaces the
-            calls with their weights too.
+        narrow: result of `calls_in_8_bits`. Replaces these calls too.
     """
-    narrow = calls_in_8_bits(program, eight_bits)
     calls = [node for node in program.graph.nodes if node.target in (OPERATOR, LARGEST)]
     slow = [node for node in calls if node in narrow or not _is_fast(node)]
     for node in slow:
@@ -43,7 +43,7 @@ def calls_in_8_bits(program: torch.export.ExportedProgram, names: Iterable[str])
     """Returns the calls whose weights become 8 bits.
 
     Args:
-        names: names of layers, see `write_out_for_tensorrt`.
+        names: names of layers, see `Quantizer.ranges_by_weights`.
     """
     keys = {name.partition("/")[0] for name in names}
     calls = (node for node in program.graph.nodes if node.target in (OPERATOR, LARGEST)) if keys else ()

@@ -266,5 +266,5 @@ def register() -> None:
     _register_by_formula("group_norm", group_norm_reference.group_norm)
     _register_group_norm_vmap()
     _register_by_formula("linear", _linear)
-    _register_by_formula("feed_forward", feed_forward_reference.feed_forward)
     _register_linear_vmap()
+    _register_by_formula("feed_forward", feed_forward_reference.feed_forward)

@@ -19,6 +19,7 @@ from onnx_path.opset import opset_of
 from onnx_path.quantization.qdq_nodes import SIXTEEN_BITS
 from onnx_path.surgery.graph.element_types import LINEARS, Types
 from onnx_path.surgery.graph.traversal import attribute
+from onnx_path.tensorrt.graph_passes import take_place
 from trt_plugin import library
 from trt_plugin.engine_error import EngineError
 from trt_plugin.library import FEED_FORWARD, LINEAR
@@ -82,9 +83,6 @@ def _replace(first: ir.Node, second: ir.Node) -> None:
         domain=first.domain,
         name=posixpath.join(posixpath.dirname(module), FEED_FORWARD) + place,
     )
-    graph, old, result = second.graph, second.outputs[0], made.outputs[0]
-    result.type, result.shape = old.type, old.shape
-    graph.insert_before(second, made)
-    ir.convenience.replace_all_uses_with(old, result, replace_graph_outputs=True)
-    result.name, old.name = old.name, f"{old.name}/replaced"
-    graph.remove([second, first], safe=True)
+    second.graph.insert_before(second, made)
+    take_place(made.outputs[0], second.outputs[0])
+    first.graph.remove(first, safe=True)

@@ -8,7 +8,7 @@ from torch import nn
 from codetr.export.weight_key import weight_key
 from dynamo_path.packed_projections import LINEAR
 from dynamo_path.quantized_layers import quantize_layers
-from dynamo_path.written_out_linears import write_out_for_tensorrt
+from dynamo_path.written_out_linears import calls_in_8_bits, write_out_for_tensorrt
 
 
 def in_8_bits(network: nn.Module, inputs: tuple, precision: str, **options) -> torch.fx.GraphModule:
@@ -17,7 +17,7 @@ def in_8_bits(network: nn.Module, inputs: tuple, precision: str, **options) -> t
     program = torch.export.export(network, inputs, **options)
     linears = (x for x in network.modules() if isinstance(x, nn.Linear))
     names = [f"{weight_key(x.weight.detach().numpy())}/0" for x in linears]
-    write_out_for_tensorrt(program, names)
+    write_out_for_tensorrt(program, calls_in_8_bits(program, names))
     module = lowered(program, torch.ops.aten.gelu.default)
     quantize_layers(module, dict.fromkeys(names, 3.0), precision)
     return module

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from codetr.export.weight_key import weight_key
 from codetr.model.layers import FeedForward
 from dynamo_path.fused_feed_forwards import fuse_feed_forwards
-from dynamo_path.written_out_linears import OPERATOR
+from dynamo_path.written_out_linears import OPERATOR, calls_in_8_bits
 from trt_plugin import library
 
 CHANNELS, HIDDEN = 16, 32
@@ -96,8 +96,8 @@ def test_float32_stays(has_fast):
 def test_blocks_with_a_layer_in_8_bits_stay(layer):
     program = exported(Block())
     weight = program.state_dict[f"ffn.{layer}.weight"].detach().numpy()
-    assert fuse_feed_forwards(program, [f"{weight_key(weight)}/0"]) == 0
-    assert fuse_feed_forwards(program, ["other/0"]) == 1
+    assert fuse_feed_forwards(program, calls_in_8_bits(program, [f"{weight_key(weight)}/0"])) == 0
+    assert fuse_feed_forwards(program, calls_in_8_bits(program, ["other/0"])) == 1
 
 
 def test_blocks_without_a_fast_kernel_stay(has_fast):

@@ -13,7 +13,7 @@ import msda
 from codetr.export.weight_key import weight_key
 from codetr.model.layers import FeedForward, Linear
 from dynamo_path.quantized_layers import quantize_layers
-from dynamo_path.written_out_linears import LARGEST, OPERATOR, write_out_for_tensorrt
+from dynamo_path.written_out_linears import LARGEST, OPERATOR, calls_in_8_bits, write_out_for_tensorrt
 from trt_plugin import library
 
 aten = torch.ops.aten
@@ -72,7 +72,7 @@ def test_calls_that_stay_16_bits(program, monkeypatch):
         f"{weight_key(program.state_dict[f'mlp.{layer}.weight'].detach().numpy())}/0"
         for layer in ("fc1", "fc2")
     ]
-    assert write_out_for_tensorrt(program, names) == 2
+    assert write_out_for_tensorrt(program, calls_in_8_bits(program, names)) == 2
     kept = [OPERATOR, *WRITTEN[1], *WRITTEN[2], OPERATOR, aten.slice.Tensor, OPERATOR, aten.mul.Tensor]
     assert targets(program) == kept
 
@@ -82,7 +82,8 @@ def test_every_call_before_a_quantisation(program):
     x = torch.randn(7, 5, 8)
     expected = program.module()(x)
     assert targets(program) == [*[OPERATOR] * 4, aten.slice.Tensor, OPERATOR, aten.mul.Tensor]
-    assert write_out_for_tensorrt(program, names_of_weights(program)) == 5
+    narrow = calls_in_8_bits(program, names_of_weights(program))
+    assert write_out_for_tensorrt(program, narrow) == 5
     written = [*itertools.chain(*WRITTEN[:4]), aten.slice.Tensor, *WRITTEN[4], aten.mul.Tensor]
     assert targets(program) == written
     torch.testing.assert_close(program.module()(x), expected)

@@ -18,7 +18,7 @@ from dynamo_path import fused_quantized_linears as dynamo_linears
 from dynamo_path.fused_quantized_values import fuse_quantized_values
 from dynamo_path.packed_projections import pack_projections, packed_attention
 from dynamo_path.quantized_layers import quantize_layers
-from dynamo_path.written_out_linears import write_out_for_tensorrt
+from dynamo_path.written_out_linears import calls_in_8_bits, write_out_for_tensorrt
 from onnx_path.nodes.attention import FUSED_ATTENTION, add_function_bodies, translation_table
 from onnx_path.precision import convert_precision
 from onnx_path.quantization import attention_values
@@ -194,7 +194,7 @@ def graph_for_tensorrt(
     program: torch.export.ExportedProgram, quantizer: Quantizer, packed: bool = True
 ) -> torch.fx.GraphModule:
     names = quantizer.ranges_by_weights()
-    write_out_for_tensorrt(program, names)
+    write_out_for_tensorrt(program, calls_in_8_bits(program, names))
     module = lowered(program)
     if packed:
         pack_projections(module)

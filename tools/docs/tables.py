@@ -462,12 +462,10 @@ def quantized_feed_forwards() -> str:
 
 def table_of_blocks(name: str, others: dict[str, str]) -> str:
     """The times of a result file of feed-forward blocks, by rows, beside other methods with their titles."""
-    results: dict[int, dict[str, dict]] = {}
-    for row in read(name)["results"]:
-        results.setdefault(row["problem"]["rows"], {})[row["method"]] = row
+    rows_of = {found["feed_forward"]["problem"]["rows"]: found for found in by_problem(name).values()}
     rows = [
-        [f"{count:,}", *(microseconds(row[method]) for method in ("feed_forward", *others))]
-        for count, row in sorted(results.items(), reverse=True)
+        [f"{count:,}", *(microseconds(found[method]) for method in ("feed_forward", *others))]
+        for count, found in sorted(rows_of.items(), reverse=True)
     ]
     head = ["rows", *(f"{title}, µs" for title in ("one kernel", *others.values()))]
     return table(head, rows) + source(name)
