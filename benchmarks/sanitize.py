@@ -139,7 +139,7 @@ def cases() -> Iterator[tuple[str, float, Callable[[], float]]]:
         run = partial(check_map, linear_kernel, linears.truth, problem, dtype, unaligned)
         yield what, operator_errors.TOLERANCE[dtype], run
     forms = (("none",), ("gelu",), ("relu",), ("none", True), ("relu", True), ("none", False, True))
-    sizes = (3, 16, 16), (63, 20, 33), (130, 64, 192), (864, 1552, 272)
+    sizes = (3, 16, 16), (63, 20, 33), (130, 64, 192), (300, 768, 128), (20000, 144, 192), (864, 1552, 272)
     types = itertools.product(linears.EIGHT_BITS.values(), DTYPES[1:3])
     for (eight_bits, dtype), size, form, unaligned in itertools.product(types, sizes, forms, (False, True)):
         problem = linears.LinearProblem("edge", *size, *form)

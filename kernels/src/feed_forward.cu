@@ -4,7 +4,7 @@
 
 namespace msda {
 
-#ifdef MSDA_WITH_FEED_FORWARD_HOPPER
+#ifdef MSDA_WITH_HOPPER
 // In kernels/src/sm90.
 template <typename T>
 cudaError_t launch_feed_forward_hopper(const FeedForwardProblem& problem,
@@ -15,7 +15,7 @@ cudaError_t launch_feed_forward_hopper(const FeedForwardProblem& problem,
 template <typename T>
 cudaError_t run_feed_forward(FeedForwardKernel kernel, const FeedForwardProblem& problem,
                              const FeedForwardArguments& arguments, cudaStream_t stream) {
-#ifdef MSDA_WITH_FEED_FORWARD_HOPPER
+#ifdef MSDA_WITH_HOPPER
   if constexpr (sizeof(T) == 2) {
     if (kernel == FeedForwardKernel::kHopper) {
       return launch_feed_forward_hopper<T>(problem, arguments, stream);

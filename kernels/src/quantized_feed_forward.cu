@@ -4,7 +4,7 @@
 
 namespace msda {
 
-#ifdef MSDA_WITH_FEED_FORWARD_HOPPER
+#ifdef MSDA_WITH_HOPPER
 // In kernels/src/sm90.
 template <typename T>
 cudaError_t launch_quantized_feed_forward_hopper(const QuantizedFeedForwardProblem& problem,
@@ -17,7 +17,7 @@ namespace {
 template <typename T>
 cudaError_t run(FeedForwardKernel kernel, const QuantizedFeedForwardProblem& problem,
                 const QuantizedFeedForwardArguments& arguments, cudaStream_t stream) {
-#ifdef MSDA_WITH_FEED_FORWARD_HOPPER
+#ifdef MSDA_WITH_HOPPER
   if (kernel == FeedForwardKernel::kHopper) {
     return launch_quantized_feed_forward_hopper<T>(problem, arguments, stream);
   }

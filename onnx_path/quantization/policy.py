@@ -8,7 +8,7 @@ it is, such as MSDA, softmax, normalisations and TopK. These products stay too:
 - the decoder: a few hundred rows gain less than quantising them costs;
 - the layers that read the image;
 - the layers around attention, see `AttentionFinder`, but those that give MSDA its values in int8;
-- linear layers before a normalisation over cells, such as GroupNorm;
+- linear layers before a normalisation over cells, but those that a GroupNorm node reads;
 - linear layers that merge cells, see `_merges_cells`;
 - convolutions that TensorRT does not run faster, see `Policy._is_slow`;
 - convolutions before a GELU, of which TensorRT 10.6 cannot build an engine.
@@ -96,7 +96,9 @@ class Policy:
             return None
         if self._attention.is_around(product):
             return ATTENTION
-        if _is_normalised(product.output, *_CELL_NORMALISATIONS):
+        # Others move the cells before they normalise them.
+        node_reads = any(_is_group_norm(use.node) for use in product.output.uses())
+        if not node_reads and _is_normalised(product.output, *_CELL_NORMALISATIONS):
             return NORMALISED
         return MERGING if _merges_cells(product) else None
 

@@ -165,7 +165,8 @@ def library(*sources: Path) -> ctypes.CDLL:
     """Sources compiled for the emulator, by default those of the operators."""
     if not sources:
         source = compile_for_cpu.KERNELS / "src"
-        kernels = *sorted(source.glob("*.cu")), *sorted(source.glob("sm90/*feed_forward.cu"))
+        hopper = (*source.glob("sm90/*feed_forward.cu"), source / "sm90" / "quantized_linear_rows.cu")
+        kernels = *sorted(source.glob("*.cu")), *sorted(hopper)
         sources = (*kernels, compile_for_cpu.HERE / "operators.cpp")
     compiled = ctypes.CDLL(str(compile_for_cpu.build(sources, CACHE)))
     compiled.emulated_message.restype = ctypes.c_char_p

@@ -114,15 +114,15 @@ def check(backend: Backend, inputs: Inputs, order: int = 0) -> None:
 MASKED, RESIDUAL, QUANTIZED = (False, True, False), (True, False, False), (False, False, True)
 PRODUCT, MASKED_QUANTIZED = (False, False, False), (False, True, True)
 FORMS = {
+    (INT8, "rows"): (PRODUCT, MASKED, QUANTIZED, MASKED_QUANTIZED),
     (INT8, "pingpong_64x256"): (PRODUCT, MASKED),
-    (INT8, "pingpong_128x128"): (PRODUCT, MASKED, RESIDUAL, QUANTIZED, MASKED_QUANTIZED),
+    (INT8, "pingpong_128x128"): (PRODUCT, MASKED, RESIDUAL, QUANTIZED),
     (INT8, "cooperative_128x192"): (RESIDUAL,),
-    (INT8, "cooperative_256x128"): (PRODUCT, MASKED, QUANTIZED),
     (FP8, "pingpong_64x128"): (PRODUCT, MASKED, QUANTIZED),
     (FP8, "pingpong_64x192"): (RESIDUAL,),
     (FP8, "cooperative_128x128"): (PRODUCT, MASKED, RESIDUAL, QUANTIZED),
 }
-"""Residual, mask and 8-bit result of the forms of each kernel of CUTLASS, as in quantized_linear_choice.h."""
+"""Residual, mask and 8-bit result of the forms of each fast kernel, as in quantized_linear_choice.h."""
 
 
 @st.composite
@@ -130,23 +130,29 @@ def cases(draw: st.DrawFn, kernel: str | None, eight_bits: torch.dtype) -> Case:
     """Draws a case that a kernel can run; None: any."""
     every = tuple(itertools.product((False, True), repeat=3))
     wide = (eight_bits, kernel) in FORMS
+    form = draw(st.sampled_from(FORMS.get((eight_bits, kernel), every)))
     sizes = st.integers(1, 40).map(lambda size: 16 * size) if wide else st.integers(1, 50)
+    inputs = outputs = sizes
+    if kernel == "rows":
+        inputs = st.integers(1, 48).filter(lambda size: not 32 < size <= 40).map(lambda size: 16 * size)
+        outputs = st.integers(1, 6).map(lambda size: size * (64 if form[2] else 32))
     return Case(
-        tuple(draw(st.lists(st.integers(1, 24 if wide else 8), max_size=3))),
-        draw(sizes),
-        draw(sizes),
+        tuple(draw(st.lists(st.integers(1, 24 if wide and kernel != "rows" else 8), max_size=3))),
+        draw(inputs),
+        draw(outputs),
         draw(st.sampled_from(ACTIVATIONS)),
-        *draw(st.sampled_from(FORMS.get((eight_bits, kernel), every))),
+        *form,
         bias=draw(st.booleans()),
         dtype=draw(st.sampled_from(SIXTEEN_BIT_TYPES)),
         seed=draw(st.integers(0, 2**16)),
     )
 
 
-CUTLASS = tuple(
+ROWS, *CUTLASS = (
     on_gpu(msda.quantized_linear, VARIABLE, kernel, (eight_bits,), backends.no_sm90)
     for eight_bits, kernel in FORMS
 )
+FAST = (emulator(msda.quantized_linear, VARIABLE, "rows", (INT8,)), ROWS, *CUTLASS)
 PLAIN = (
     Backend("torch-cpu", msda.quantized_linear, dtypes=EIGHT_BIT_TYPES),
     emulator(msda.quantized_linear, VARIABLE, "plain", EIGHT_BIT_TYPES),
@@ -155,7 +161,7 @@ PLAIN = (
 )
 
 
-@matrix((*PLAIN, *CUTLASS))
+@matrix((*PLAIN, *FAST))
 def test_drawn_cases(backend: Backend, dtype: torch.dtype) -> None:
     backend.skip_unless_ready(dtype)
 
@@ -184,7 +190,7 @@ def test_edges(backend: Backend, dtype: torch.dtype, case: Case) -> None:
     check(backend, case.arguments(dtype, backend.device), order=7)
 
 
-@matrix(CUTLASS)
+@matrix(tuple(CUTLASS))
 @pytest.mark.parametrize("rows", [1, 63, 64, 129, 40000])
 def test_edges_of_tiles(backend: Backend, dtype: torch.dtype, rows: int) -> None:
     """Rows and columns that end within a tile, before one and with more tiles than multiprocessors."""
@@ -195,10 +201,34 @@ def test_edges_of_tiles(backend: Backend, dtype: torch.dtype, rows: int) -> None
             check(backend, case.arguments(dtype, backend.device))
 
 
+@matrix(FAST[:2])
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs"),
+    [(1, 16, 64), (64, 128, 128), (65, 144, 320), (300, 272, 192), (700, 768, 64), (20, 48, 3072)],
+)
+def test_edges_of_chunks(backend: Backend, dtype: torch.dtype, rows: int, inputs: int, outputs: int) -> None:
+    """Rows and columns that end within a chunk of 128 x 128; chunks of the same rows in two blocks."""
+    backend.skip_unless_ready(dtype)
+    for form, activation in zip(itertools.cycle(FORMS[dtype, "rows"]), ACTIVATIONS * 2, strict=False):
+        case = Case((rows,), inputs, outputs, activation, *form, bias=rows != 64)
+        check(backend, case.arguments(dtype, backend.device), order=rows)
+
+
+@matrix((ROWS,))
+@pytest.mark.parametrize("form", FORMS[INT8, "rows"], ids=str)
+@pytest.mark.parametrize(("inputs", "outputs"), [(192, 768), (256, 256), (384, 1152), (512, 96), (768, 2304)])
+def test_more_chunks_than_multiprocessors(
+    backend: Backend, dtype: torch.dtype, inputs: int, outputs: int, form: tuple[bool, bool, bool]
+) -> None:
+    backend.skip_unless_ready(dtype)
+    outputs = 128 if form[2] and outputs == 96 else outputs
+    check(backend, Case((40000,), inputs, outputs, "none", *form).arguments(dtype, backend.device))
+
+
 # Rounding.
 
 
-@matrix((*PLAIN, *CUTLASS))
+@matrix((*PLAIN, *FAST))
 def test_ties_and_saturation(backend: Backend, dtype: torch.dtype) -> None:
     """Halves round to even, numbers out of range become the largest ones."""
     backend.skip_unless_ready(dtype)
@@ -210,9 +240,9 @@ def test_ties_and_saturation(backend: Backend, dtype: torch.dtype) -> None:
     )
     x = torch.zeros(len(given), 16)
     x[:, 0] = given
-    weight, scale = torch.eye(16), torch.ones(16)
+    weight, scale = torch.eye(64, 16), torch.ones(64)
     scale[0] = 0.5 if dtype == INT8 else 1
-    bias = torch.zeros(16)
+    bias = torch.zeros(64)
     inputs = Inputs(x.to(dtype), weight.to(dtype), scale, bias, None, "none", None, 1.0, torch.float16)
     inputs = map_tensors(inputs, lambda x: x.to(backend.device))
     expected = [-64, -2, -2, 0, 0, 0, 2, 2, 4, 64] if dtype == INT8 else [-448, -18, -16, 16, 18, 448]
@@ -242,7 +272,7 @@ def test_every_number_of_8_bits() -> None:
 
 @pytest.mark.parametrize("eight_bits", EIGHT_BIT_TYPES, ids=str)
 def test_choice(eight_bits: torch.dtype) -> None:
-    """Every layer of Swin-L and of the encoder has a kernel of CUTLASS; other endings have none."""
+    """Every layer of Swin-L and of the encoder has a fast kernel; other endings have none."""
     emulator_or_skip()
     fastest = functools.partial(emulated_kernels.fastest_quantized_linear, eight_bits=eight_bits)
     for problem in PROBLEMS:
@@ -254,20 +284,18 @@ def test_choice(eight_bits: torch.dtype) -> None:
     for form in (("none", True, True, False), ("none", True, False, True)):
         assert fastest((900, 256, 256), form) == "plain"
     form = "none", *MASKED_QUANTIZED
-    assert fastest((900, 256, 256), form) == ("pingpong_128x128" if eight_bits == INT8 else "plain")
+    assert fastest((900, 256, 256), form) == ("rows" if eight_bits == INT8 else "plain")
 
 
 # M, K, N, activation, switches, and the kernel in INT8 and in FP8. The times in INT8 are those of
-# benchmarks/results/quantized_linear_forms_h100.txt, in us.
+# benchmarks/results/quantized_linear_forms_h100.txt, in us; those with "rows" are in
+# quantized_linear_rows_h200.txt.
 BY_SIZE = [
     # 86, and 208 with 64x192
     ((73656, 2048, 256), "none", RESIDUAL, "pingpong_128x128", "cooperative_128x128"),
-    # 24.7, and 24.3 with 256x128
-    ((73656, 256, 256), "none", MASKED, "pingpong_128x128", "cooperative_128x128"),
-    # 131, and 146 with 256x128
-    ((73656, 256, 2048), "relu", QUANTIZED, "pingpong_128x128", "cooperative_128x128"),
-    # 55, and 78 with 128x128
-    ((55296, 192, 768), "gelu", QUANTIZED, "cooperative_256x128", "cooperative_128x128"),
+    ((73656, 256, 256), "none", MASKED, "rows", "cooperative_128x128"),
+    ((73656, 256, 2048), "relu", QUANTIZED, "rows", "cooperative_128x128"),
+    ((55296, 192, 768), "gelu", QUANTIZED, "rows", "cooperative_128x128"),
     # 36.6, and 38.7 with 128x128
     ((55296, 768, 192), "none", RESIDUAL, "cooperative_128x192", "pingpong_64x192"),
     # 16.8, and 19.7 with 128x128
@@ -299,8 +327,8 @@ def test_layers_of_swin(problem: object, eight_bits: torch.dtype) -> None:
 
 
 @pytest.mark.gpu
-def test_what_no_kernel_of_cutlass_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sizes and addresses that CUTLASS does not take: the plain kernel runs, the forced ones refuse."""
+def test_what_no_fast_kernel_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes and addresses that only the plain kernel takes: the forced ones refuse."""
     if reason := backends.no_sm90(torch.float16):
         pytest.skip(reason)
     fits = Case((100,), 64, 64).arguments(INT8, "cuda")
@@ -313,15 +341,25 @@ def test_what_no_kernel_of_cutlass_runs(monkeypatch: pytest.MonkeyPatch) -> None
     ]
     for inputs in slow:
         assert torch.equal(msda.quantized_linear(*inputs), truth(inputs))
-    monkeypatch.setenv(VARIABLE, "pingpong_128x128")
-    for inputs in slow:
-        with pytest.raises(RuntimeError, match="not supported"):
-            msda.quantized_linear(*inputs)
+    for kernel in ("pingpong_128x128", "rows"):
+        monkeypatch.setenv(VARIABLE, kernel)
+        for inputs in slow:
+            with pytest.raises(RuntimeError, match="not supported"):
+                msda.quantized_linear(*inputs)
+
+
+def test_what_rows_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too many inputs or outputs, and a residual."""
+    emulator_or_skip()
+    monkeypatch.setenv(VARIABLE, "rows")
+    for sizes in ((640, 64), (784, 64), (16, 3136), (16, 48), (16, 64, "none", True)):
+        with pytest.raises(emulated_kernels.NotSupported):
+            emulated_kernels.quantized_linear(*Case((4,), *sizes).arguments(INT8))
 
 
 def test_name_of_no_kernel() -> None:
     inputs = Case((4,), 8, 8).arguments(INT8)
-    operator_checks.unknown_kernel(msda.quantized_linear, inputs, VARIABLE, "plain, pingpong_.*")
+    operator_checks.unknown_kernel(msda.quantized_linear, inputs, VARIABLE, "plain, rows, pingpong_.*")
 
 
 def test_kernel_that_is_not_in_the_build(monkeypatch: pytest.MonkeyPatch) -> None:

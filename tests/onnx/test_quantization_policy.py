@@ -256,11 +256,19 @@ class Drawing:
     def group_norm(self) -> None:
         """A linear layer, then its group normalisation over the cells, by one node."""
         if self.cells:
+            x = self.add("MatMul", self.x, self.weight((CHANNELS, CHANNELS)), name="eight")
+            self.x = self.group_norm_of(x)
+
+    def group_norm_of_map(self) -> None:
+        """The same, but the node reads a map."""
+        if self.cells:
             x = self.add("MatMul", self.x, self.weight((CHANNELS, CHANNELS)), name="sixteen")
-            cells = self.add("Reshape", x, self.constant([1, SIDE, SIDE, CHANNELS]))
-            parameters = [self.weight((CHANNELS,)) for _ in range(2)]
-            norm = self.add("GroupNorm", cells, *parameters, domain="msda", num_groups=4, eps=1e-5)
+            norm = self.group_norm_of(self.add("Reshape", x, self.constant([1, SIDE, SIDE, CHANNELS])))
             self.x = self.add("Reshape", norm, self.constant([1, -1, CHANNELS]))
+
+    def group_norm_of(self, x: str) -> str:
+        parameters = [self.weight((CHANNELS,)) for _ in range(2)]
+        return self.add("GroupNorm", x, *parameters, domain="msda", num_groups=4, eps=1e-5)
 
     def msda(self) -> None:
         """Rows attend to the stem's cells."""
@@ -318,6 +326,7 @@ BLOCKS = (
     Drawing.packed_attention,
     Drawing.window_attention,
     Drawing.group_norm,
+    Drawing.group_norm_of_map,
     Drawing.msda,
     Drawing.select,
 )

@@ -13,14 +13,6 @@
 
 namespace msda {
 
-// The emulator runs `hopper` too, which needs nothing of CUTLASS there.
-#if defined(MSDA_WITH_SM90) || defined(MSDA_EMULATED)
-#define MSDA_WITH_FEED_FORWARD_HOPPER
-inline constexpr bool kHasFeedForwardHopper = true;
-#else
-inline constexpr bool kHasFeedForwardHopper = false;
-#endif
-
 // Of kernel `hopper`.
 inline constexpr int kHopperChannels = 256;
 inline constexpr int kHopperMostHidden = 2048;
@@ -38,7 +30,7 @@ inline const char* name(FeedForwardKernel kernel) {
 // alignment of its large tensors.
 template <typename Problem, typename Arguments>
 bool fits_feed_forward_hopper(const Problem& problem, const Arguments& arguments) {
-  return kHasFeedForwardHopper && problem.channels == kHopperChannels && problem.hidden > 0 &&
+  return kHasHopper && problem.channels == kHopperChannels && problem.hidden > 0 &&
          problem.hidden <= kHopperMostHidden && problem.hidden % 64 == 0 &&
          size_of(problem.type) == 2 && aligned(arguments.x, 16) && aligned(arguments.weight1, 16) &&
          aligned(arguments.weight2, 16) && aligned(arguments.output, 16);

@@ -59,6 +59,11 @@ struct Int8Products<64> {
   using Type = cute::SM90::GMMA::MMA_64x64x32_S32S8S8_RS_TN;
 };
 template <>
+struct Int8Products<128> {
+  using Type = cute::SM90::GMMA::MMA_64x128x32_S32S8S8_RS_TN;
+  using Shared = cute::SM90::GMMA::MMA_64x128x32_S32S8S8_SS_TN;
+};
+template <>
 struct Int8Products<256> {
   using Type = cute::SM90::GMMA::MMA_64x256x32_S32S8S8_RS_TN;
 };
@@ -92,8 +97,8 @@ __device__ __forceinline__ void run(Sum (&sums)[kSums], const uint32_t (&a)[4], 
                                     std::index_sequence<kIndices...>) {
   Product::fma(a[0], a[1], a[2], a[3], b, sums[kIndices]..., scale);
 }
-template <class Product, int kSums, size_t... kIndices>
-__device__ __forceinline__ void run(float (&sums)[kSums], uint64_t a, uint64_t b,
+template <class Product, typename Sum, int kSums, size_t... kIndices>
+__device__ __forceinline__ void run(Sum (&sums)[kSums], uint64_t a, uint64_t b,
                                     cute::SM90::GMMA::ScaleOut scale,
                                     std::index_sequence<kIndices...>) {
   Product::fma(a, b, sums[kIndices]..., scale);
@@ -116,6 +121,18 @@ __device__ __forceinline__ void begin_products(uint32_t (&sums)[kSums], const ui
                                                uint64_t b, bool add) {
 #if MSDA_PTX
   using Product = typename hopper::Int8Products<2 * kSums>::Type;
+  hopper::run<Product>(sums, a, b, hopper::scale_out(add), std::make_index_sequence<kSums>());
+#elif !defined(__CUDACC__)
+  emulator::multiply_groups(sums, a, b, add);
+#endif
+}
+
+// The same with a in shared memory.
+template <int kSums>
+__device__ __forceinline__ void begin_products(uint32_t (&sums)[kSums], uint64_t a, uint64_t b,
+                                               bool add) {
+#if MSDA_PTX
+  using Product = typename hopper::Int8Products<2 * kSums>::Shared;
   hopper::run<Product>(sums, a, b, hopper::scale_out(add), std::make_index_sequence<kSums>());
 #elif !defined(__CUDACC__)
   emulator::multiply_groups(sums, a, b, add);

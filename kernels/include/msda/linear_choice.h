@@ -20,6 +20,15 @@ inline constexpr bool kHasSm90 = true;
 inline constexpr bool kHasSm90 = false;
 #endif
 
+// Whether the build has the kernels for compute capability 9.0 that are not CUTLASS's. The emulator
+// runs them too.
+#if defined(MSDA_WITH_SM90) || defined(MSDA_EMULATED)
+#define MSDA_WITH_HOPPER
+inline constexpr bool kHasHopper = true;
+#else
+inline constexpr bool kHasHopper = false;
+#endif
+
 enum class LinearKernel : int32_t {
   kPlain,
   kPingpong64x192,

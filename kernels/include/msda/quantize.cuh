@@ -27,4 +27,26 @@ __device__ __forceinline__ Q quantize(float x) {
   }
 }
 
+// Four numbers rounded half to even and saturated, the first in the lowest byte. NaN gives 0.
+__device__ __forceinline__ uint32_t quantize_four(float a, float b, float c, float d) {
+#if MSDA_PTX
+  uint32_t word;
+  asm("{\n"
+      ".reg .s32 a, b, c, d, high;\n"
+      "cvt.rni.s32.f32 a, %1;\n"
+      "cvt.rni.s32.f32 b, %2;\n"
+      "cvt.rni.s32.f32 c, %3;\n"
+      "cvt.rni.s32.f32 d, %4;\n"
+      "cvt.pack.sat.s8.s32.b32 high, d, c, 0;\n"
+      "cvt.pack.sat.s8.s32.b32 %0, b, a, high;\n"
+      "}"
+      : "=r"(word)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return word;
+#else
+  const auto byte = [](float x) -> uint32_t { return static_cast<uint8_t>(quantize<int8_t>(x)); };
+  return byte(a) | byte(b) << 8 | byte(c) << 16 | byte(d) << 24;
+#endif
+}
+
 }  // namespace msda

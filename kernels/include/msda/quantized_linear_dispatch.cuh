@@ -2,13 +2,21 @@
 // __nv_fp8_e4m3, T is __half or __nv_bfloat16.
 #pragma once
 
+#include <type_traits>
+
 #include "msda/quantized_linear_choice.h"
 #include "msda/quantized_linear_plain.cuh"
 
 namespace msda {
 
-#ifdef MSDA_WITH_SM90
 // In kernels/src/sm90.
+#ifdef MSDA_WITH_HOPPER
+template <typename Out>
+cudaError_t run_quantized_linear_rows(const QuantizedLinearProblem& problem,
+                                      const QuantizedLinearArguments& arguments,
+                                      cudaStream_t stream);
+#endif
+#ifdef MSDA_WITH_SM90
 template <typename Q>
 cudaError_t run_quantized_linear_sm90(QuantizedLinearKernel kernel,
                                       const QuantizedLinearProblem& problem,
@@ -21,6 +29,14 @@ template <typename Q, typename T>
 cudaError_t run_quantized_linear(QuantizedLinearKernel kernel,
                                  const QuantizedLinearProblem& problem,
                                  const QuantizedLinearArguments& arguments, cudaStream_t stream) {
+#ifdef MSDA_WITH_HOPPER
+  if constexpr (std::is_same_v<Q, int8_t>) {
+    if (kernel == QuantizedLinearKernel::kRows) {
+      return problem.quantized_output ? run_quantized_linear_rows<Q>(problem, arguments, stream)
+                                      : run_quantized_linear_rows<T>(problem, arguments, stream);
+    }
+  }
+#endif
 #ifdef MSDA_WITH_SM90
   if (kernel != QuantizedLinearKernel::kPlain) {
     return run_quantized_linear_sm90<Q>(kernel, problem, arguments, stream);

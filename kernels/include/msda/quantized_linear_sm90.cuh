@@ -58,9 +58,7 @@ struct QuantizedLinearLayer {
   using In = Q;
   using Sum = std::conditional_t<std::is_same_v<Q, int8_t>, int32_t, float>;
   using Residual = std::conditional_t<kEnding == Ending::kResidual, T, void>;
-  static constexpr bool kQuantized =
-      kEnding == Ending::kQuantized || kEnding == Ending::kMaskedQuantized;
-  using Out = std::conditional_t<kQuantized, Q, T>;
+  using Out = std::conditional_t<kEnding == Ending::kQuantized, Q, T>;
   using EpilogueTile = cutlass::epilogue::collective::EpilogueTileAuto;
 
   template <class Tile>
@@ -71,7 +69,7 @@ struct QuantizedLinearLayer {
              OfColumns<Tile, float>>;
     using Summed =
         Tree<Compute<cutlass::plus, T>, cutlass::epilogue::fusion::Sm90SrcFetch<T>, Finished>;
-    using Masked = Tree<Compute<cutlass::multiplies, Out>, Finished, OfRows<Tile, T>>;
+    using Masked = Tree<Compute<cutlass::multiplies, T>, Finished, OfRows<Tile, T>>;
     using Callbacks =
         std::conditional_t<kEnding == Ending::kQuantized, Finished,
                            std::conditional_t<kEnding == Ending::kResidual, Summed, Masked>>;

@@ -19,27 +19,16 @@
 #include <type_traits>
 
 #include "msda/cuda_launch.cuh"
+#include "msda/gelu.cuh"
 
 namespace msda::sm90 {
 
-// GELU(x) = x * Phi(x). Phi(x) = 1/2 + x R(x^2), where R has degree 8 and least maximal error of
-// GELU up to |x| = 4.25. Beyond, the sum leaves [0, 1], so saturation makes Phi exact. The absolute
-// error of GELU is at most 4.3e-5. That is 11 operations, and erff takes more than 20.
 template <class T>
 struct Gelu;
 
 template <>
 struct Gelu<float> {
-  CUTLASS_DEVICE float operator()(float x) const {
-    constexpr float kR[] = {3.98819208e-01f,  -6.61902726e-02f, 9.71877482e-03f,
-                            -1.07907678e-03f, 8.84889159e-05f,  -5.14748990e-06f,
-                            1.98614430e-07f,  -4.51525572e-09f, 4.54700826e-11f};
-    const float square = x * x;
-    float sum = kR[8];
-    CUTLASS_PRAGMA_UNROLL
-    for (int power = 7; power >= 0; --power) sum = fmaf(sum, square, kR[power]);
-    return x * __saturatef(fmaf(x, sum, 0.5f));
-  }
+  CUTLASS_DEVICE float operator()(float x) const { return fast_gelu(x); }
 };
 
 template <int kSize>
@@ -48,7 +37,7 @@ struct Gelu<cutlass::Array<float, kSize>> {
       const cutlass::Array<float, kSize>& x) const {
     cutlass::Array<float, kSize> y;
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kSize; ++i) y[i] = Gelu<float>{}(x[i]);
+    for (int i = 0; i < kSize; ++i) y[i] = fast_gelu(x[i]);
     return y;
   }
 };

@@ -184,22 +184,31 @@ void multiply_groups(float (&sums)[kSums], const uint32_t (&a)[4], uint64_t b, b
 }
 
 // The same with a in shared memory. A warp multiplies 16 rows of its warp group's 64.
-template <typename T, int kSums>
-void multiply_groups(float (&sums)[kSums], uint64_t a, uint64_t b, bool add, Site site = here()) {
-  using Lane = GroupLane<float, kSums, uint64_t>;
+template <typename T, typename Number, int kDepth, typename Sum, int kSums>
+void multiply_shared(Sum (&sums)[kSums], uint64_t a, uint64_t b, bool add, Site site) {
+  using Lane = GroupLane<Sum, kSums, uint64_t>;
   Lane own{sums, a, b, add};
   meet_and_run(
       &own,
       [](void* const* lanes) {
         const int first = warp() % 4 * 16;
-        float a[16][16];
+        Number a[16][kDepth];
         for (int row = 0; row < 16; ++row)
-          for (int k = 0; k < 16; ++k)
-            a[row][k] = static_cast<float>(
+          for (int k = 0; k < kDepth; ++k)
+            a[row][k] = static_cast<Number>(
                 number<T>(static_cast<const Lane*>(lanes[0])->a, first + row, k));
         multiply_rows<T, Lane>(lanes, a);
       },
       site);
+}
+template <typename T, int kSums>
+void multiply_groups(float (&sums)[kSums], uint64_t a, uint64_t b, bool add, Site site = here()) {
+  multiply_shared<T, float, 16>(sums, a, b, add, site);
+}
+template <int kSums>
+void multiply_groups(uint32_t (&sums)[kSums], uint64_t a, uint64_t b, bool add,
+                     Site site = here()) {
+  multiply_shared<int8_t, int, 32>(sums, a, b, add, site);
 }
 
 }  // namespace emulator

@@ -243,6 +243,7 @@ bool has_fast_linear_max(const msda::LinearMaxProblem& problem) {
 
 // The name of the kernel that an H200 runs a problem with, by quantized_linear_choice.h.
 const char* fastest_quantized_linear(const msda::QuantizedLinearProblem& problem) {
+  if (msda::fits_rows(problem)) return msda::name(msda::QuantizedLinearKernel::kRows);
   const msda::QuantizedLinearForm* const form = msda::fastest_form(problem);
   return form == nullptr ? "plain" : msda::name(form->kernel);
 }
