@@ -11,6 +11,7 @@ import operator
 import torch
 
 import msda  # noqa: F401  (registers torch.ops.msda)
+from dynamo_path.constant_reshapes import VIEWS, same_sizes
 from dynamo_path.fused_quantized_linears import quantized_linear, value_of
 from dynamo_path.quantized_layers import quantize
 from msda.checks import SIXTEEN_BIT_TYPES
@@ -20,12 +21,17 @@ def fuse_quantized_layer_norms(module: torch.fx.GraphModule) -> int:
     """Replaces normalisations in place; returns their number.
 
     A normalisation of rows in 16 bits becomes a call of `msda.quantized_layer_norm` if each of its readers
-    quantises it to the same numbers, for calls of `quantized_linear` alone.
+    quantises it to the same numbers, for calls of `quantized_linear` alone. Views between the two may only
+    give the rows their shape again, as between the backbone and the neck.
 
     Args:
         module: a graph behind `fuse_quantized_linears`.
     """
     count = 0
+    for node in list(module.graph.nodes):
+        if node.target is quantize:
+            _pass_views(node)
+    module.graph.eliminate_dead_code()
     for node in list(module.graph.nodes):
         quantisers = _quantisers(node)
         numbers = {(float(value_of(module, x.args[1])), x.args[2]) for x in quantisers}
@@ -36,6 +42,24 @@ def fuse_quantized_layer_norms(module: torch.fx.GraphModule) -> int:
     module.graph.lint()
     module.recompile()
     return count
+
+
+def _pass_views(quantiser: torch.fx.Node) -> None:
+    """Lets a quantize call read what is before views that give it its shape again.
+
+    Views of contiguous tensors and permutations move no numbers, so equal sizes and strides mean the same
+    tensor.
+    """
+    node = result = quantiser.args[0]
+    while node.target in (*VIEWS, torch.ops.aten.permute.default):
+        source = node.args[0]
+        if node.target in VIEWS and not source.meta["val"].is_contiguous():
+            return
+        node = source
+        before, after = node.meta["val"], result.meta["val"]
+        if same_sizes(before.shape, after.shape) and same_sizes(before.stride(), after.stride()):
+            quantiser.replace_input_with(result, node)
+            return
 
 
 def result_of_norm(node: torch.fx.Node) -> torch.fx.Node | None:

@@ -21,12 +21,31 @@ def fuse_layer_norms(graph: ir.Graph) -> None:
     """Replaces the normalisations of a main graph, in place.
 
     A normalisation of rows in 16 bits, with a constant weight and bias, becomes a node if each of its readers
-    quantises it to the same numbers, for nodes `QuantizedLinear` alone.
+    quantises it to the same numbers, for nodes `QuantizedLinear` alone. Reshapes between the two may only
+    give the rows their shape again, as between the backbone and the neck.
     """
+    for node in list(graph):
+        if is_op(node, "QuantizeLinear"):
+            _pass_reshapes(node)
     for node in list(graph):
         quantisers = _quantisers(node)
         if quantisers:
             _replace(node, quantisers)
+
+
+def _pass_reshapes(quantiser: ir.Node) -> None:
+    """Lets a QuantizeLinear read what is before Reshapes that give it its shape again."""
+    value, passed = quantiser.inputs[0], []
+    while is_op(value.producer(), "Reshape"):
+        passed.append(value.producer())
+        value = value.producer().inputs[0]
+        shape = value.shape
+        if shape is not None and shape.is_static() and shape == quantiser.inputs[0].shape:
+            quantiser.replace_input_with(0, value)
+            for node in passed:
+                if not node.outputs[0].uses() and not node.outputs[0].is_graph_output():
+                    node.graph.remove(node, safe=True)
+            return
 
 
 def type_of_norm(node: ir.Node) -> ir.DataType | None:

@@ -101,6 +101,39 @@ def test_norms_of_swin(monkeypatch):
     assert calls(module).count(NORM) == 1 + len(backbone.norms)
 
 
+class Mapped(Block):
+    """A block whose norm gives a map, channels first, as a backbone does."""
+
+    def __init__(self, height: int) -> None:
+        super().__init__(before=True)
+        self.height = height
+
+    def forward(self, x: Tensor) -> Tensor:
+        cells = self.norm(x).view(x.shape[0], self.height, -1, 16).permute(0, 3, 1, 2).permute(0, 2, 3, 1)
+        return self.mlp(cells.reshape(x.shape[0], -1, 16), x)
+
+
+class Turned(Mapped):
+    """The cells of the map in another order."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        cells = self.norm(x).view(x.shape[0], self.height, -1, 16).permute(0, 2, 1, 3)
+        return self.mlp(cells.reshape(x.shape[0], -1, 16), x)
+
+
+@pytest.mark.parametrize(("block", "expected"), [(Mapped(2), 1), (Turned(2), 0)], ids=["same", "turned"])
+def test_views_of_a_map(block, expected, monkeypatch):
+    """The norm passes views that give the rows their order again, and no others."""
+    monkeypatch.setattr(library, "has_fast_quantized_linear", lambda *layer: True)
+    x = torch.randn(3, 6, 16).half()
+    module = quantized(block, "int8", 3, 6, 16)
+    fuse_quantized_linears(module, "int8")
+    before = module(x)
+    assert fuse_quantized_layer_norms(module) == expected
+    after = module(x)
+    torch.testing.assert_close(after, before, atol=0.02, rtol=0.02)
+
+
 @pytest.mark.parametrize(
     ("block", "fast"),
     [

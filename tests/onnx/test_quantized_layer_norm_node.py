@@ -71,6 +71,7 @@ LAYER = (
 )
 QUANTISE = " q{0} = QuantizeLinear(h, {1}, z)"
 NORM = "h = LayerNormalization<axis = -1, epsilon = 0.001>(x, a, b)"
+MAP = NORM + " m = Reshape(h, M) r = Reshape(m, R)"
 ONE = NORM + QUANTISE.format(0, "s") + LAYER.format(0, "y")
 
 
@@ -84,6 +85,8 @@ def constants(precision: str = "int8", **changes: np.ndarray) -> dict[str, np.nd
         "z": np.zeros((), dtype),
         "W": (random.standard_normal((16, 32)) * 30).astype(np.float32).astype(dtype),
         "w": np.full(32, 0.001, np.float16),
+        "M": np.array([2, 7, 9, 16]),
+        "R": np.array([2, -1, 16]),
     } | changes
 
 
@@ -127,6 +130,15 @@ def test_normalisations_that_become_a_node(name, precision):
     compare(found, model)
 
 
+def test_a_map_between_the_two():
+    """Reshapes that give the rows their shape again go."""
+    body = MAP + QUANTISE.format(0, "s").replace("(h,", "(r,") + LAYER.format(0, "y")
+    model = make_model(body, OUTPUT, constants())
+    found = fused(model)
+    assert types_of(found) == [QUANTIZED_LAYER_NORM, QUANTIZED_LINEAR]
+    compare(found, model)
+
+
 def compare(found: onnx.ModelProto, model: onnx.ModelProto) -> None:
     """Compares results with those of Q/DQ nodes, which round to float16 before they quantise."""
     x = np.random.default_rng(1).standard_normal((2, 63, 16)).astype(np.float16)
@@ -137,6 +149,11 @@ def compare(found: onnx.ModelProto, model: onnx.ModelProto) -> None:
 
 
 STAY = {
+    "another shape": (
+        MAP + QUANTISE.format(0, "s").replace("(h,", "(m,") + LAYER.format(0, "y"),
+        "float16[2, 7, 9, 32] y",
+        {},
+    ),
     "a reader in 16 bits": (ONE + " k = Neg(h)", OUTPUT + ", float16[2, 63, 16] k", {}),
     "an output in 16 bits": (ONE, OUTPUT + ", float16[2, 63, 16] h", {}),
     "a quantised output": (ONE, OUTPUT + ", int8[2, 63, 16] q0", {}),
