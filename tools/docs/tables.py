@@ -34,12 +34,15 @@ ENGINES_IN_8_BITS = (
     "engines_co_dino_swin_l_8_bits_batch_8_768x1152_h200.json",
     "engines_co_dino_swin_l_8_bits_768x1152_h100.json",
     "engines_co_dino_swin_l_8_bits_batch_8_768x1152_h100.json",
+    "engines_co_dino_r50_8_bits_768x1152_h200.json",
     "engines_co_dino_r50_8_bits_768x1152_h100.json",
     "engines_co_dino_r50_8_bits_batch_8_768x1152_h100.json",
     "engines_co_dino_r50_8_bits_batch_8_768x1152_h200.json",
     "engines_co_dino_demo_8_bits_640x640_h100.json",
     "engines_co_dino_demo_8_bits_batch_8_640x640_h100.json",
 )
+IN_FP16 = {"int8nc": ", convolutions in fp16", "onnx_int8_neck_fp16": ", neck in fp16"}
+"""What engines of these variants keep in fp16."""
 TRAINING = "training_h200.json"
 SURGERY = "surgery_fp16_h200.json"
 SURGERY_BY_KINDS = "surgery_*_fp16_h100.json"
@@ -335,7 +338,7 @@ def engines_in_8_bits() -> str:
             path = "dynamo" if row["variant"].startswith("dyn") else "ONNX"
             if row["precision"] == "fp16":
                 base[path] = row["timing"]["median_ms"]
-            precision = row["precision"] + (", convolutions in fp16" if row["variant"] == "int8nc" else "")
+            precision = row["precision"] + IN_FP16.get(row["variant"], "")
             fp16_ms = base.get(path) or next(iter(base.values()))
             faster = f"{fp16_ms / row['timing']['median_ms']:.2f}"
             sizes = [mebibytes(row[key]) for key in ("engine_bytes", "device_memory_bytes")]

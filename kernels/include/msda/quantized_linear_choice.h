@@ -167,8 +167,8 @@ inline bool can_run(QuantizedLinearKernel kernel, const QuantizedLinearProblem& 
          aligned(arguments.output, 16);
 }
 
-// The fastest kernel. "rows" is the fastest one of those that can run a problem, or within 5% of it
-// (kernels/lab/time_quantized_rows.py).
+// The fastest kernel. "rows" is the fastest one of those that can run a problem, or within 7% of it
+// (benchmarks/results/quantized_linear_rows_h200.txt).
 inline QuantizedLinearKernel choose_quantized_linear(const QuantizedLinearProblem& problem,
                                                      const QuantizedLinearArguments& arguments) {
   if (can_run(QuantizedLinearKernel::kRows, problem, arguments)) {

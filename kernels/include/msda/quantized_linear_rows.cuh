@@ -22,7 +22,6 @@
 #include "msda/cuda_launch.cuh"
 #include "msda/gelu.cuh"
 #include "msda/hopper.cuh"
-#include "msda/linear_plain.cuh"
 #include "msda/quantize.cuh"
 #include "msda/quantized_linear_choice.h"
 #include "msda/vector.cuh"
@@ -243,7 +242,8 @@ struct QuantizedLinearRows : QuantizedLinearRowsSizes {
 #pragma unroll
         for (int part = 0; part < 4; ++part) {
           if (part * kPanels / 4 != panel) continue;
-          // Loaded before they are needed.
+          // Reads of shared memory wait behind those of the tensor cores, so they begin a part
+          // early.
           const Columns following = part < 3 ? columns_of(part + 1, place.column, t)
                                              : columns_of(0, next_place.column, t);
           finish(sums, part, columns, place, t, words);
