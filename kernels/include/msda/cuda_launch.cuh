@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
@@ -66,6 +67,25 @@ cudaError_t launch_early(cudaLaunchConfig_t config, void (*kernel)(Parameters...
   config.attrs = &early;
   config.numAttrs = code.ptxVersion >= 90 ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+// The same with a block for each multiprocessor, which has most of its shared memory, or for each
+// piece of work if there are fewer.
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch_persistent(void (*kernel)(Parameters...), int64_t work, int threads,
+                              int shared_bytes, cudaStream_t stream,
+                              const Arguments&... arguments) {
+  int multiprocessors = 0;
+  cudaError_t status = get_attribute(cudaDevAttrMultiProcessorCount, multiprocessors);
+  if (status == cudaSuccess) {
+    status = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                  cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  }
+  if (status != cudaSuccess) return status;
+  const int64_t blocks = std::min<int64_t>(multiprocessors, work);
+  cudaLaunchConfig_t config = launch_config(dim3(static_cast<unsigned>(blocks)), threads, stream);
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  return launch_early(config, kernel, arguments...);
 }
 
 // Launches clusters of two blocks, which run on one multiprocessor or on two neighbouring ones, on

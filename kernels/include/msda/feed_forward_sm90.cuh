@@ -17,8 +17,6 @@
 // Limits    those of check() and can_run(). Deterministic: a fixed order of sums.
 #pragma once
 
-#include <algorithm>
-
 #include "msda/cuda_launch.cuh"
 #include "msda/feed_forward_choice.h"
 #include "msda/feed_forward_rows.cuh"
@@ -362,8 +360,7 @@ cudaError_t launch_feed_forward_hopper(const FeedForwardProblem& problem,
                                        const FeedForwardArguments& arguments, cudaStream_t stream) {
   using Sizes = FeedForwardSizes;
   const int64_t channels = Sizes::kChannels, rows = problem.rows, hidden = problem.hidden;
-  int multiprocessors = 0;
-  cudaError_t status = get_attribute(cudaDevAttrMultiProcessorCount, multiprocessors);
+  cudaError_t status = cudaSuccess;
   // A matrix of 16-bit numbers, in boxes as wide as a panel.
   const auto make = [&](TensorMap& map, const void* data, int64_t height, int64_t width,
                         int box_rows, int panel) {
@@ -375,11 +372,6 @@ cudaError_t launch_feed_forward_hopper(const FeedForwardProblem& problem,
   make(weight1, arguments.weight1, hidden, channels, Sizes::kChunk, Sizes::kPanel);
   make(weight2, arguments.weight2, channels, hidden, Sizes::kChannels, Sizes::kHiddenPanel);
   make(result, arguments.output, rows, channels, Sizes::kRows, Sizes::kPanel);
-  const auto kernel = feed_forward_hopper_kernel<T>;
-  if (status == cudaSuccess) {
-    status = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                  cudaFuncAttributeMaxDynamicSharedMemorySize, Sizes::kSharedBytes);
-  }
   if (status != cudaSuccess) return status;
   const FeedForwardNumbers numbers{arguments.bias1,
                                    arguments.bias2,
@@ -389,11 +381,8 @@ cudaError_t launch_feed_forward_hopper(const FeedForwardProblem& problem,
                                    static_cast<int>(hidden),
                                    static_cast<float>(problem.eps)};
   const int64_t units = (rows + Sizes::kRows - 1) / Sizes::kRows;
-  const int64_t blocks = std::min<int64_t>(multiprocessors, units);
-  cudaLaunchConfig_t config =
-      launch_config(dim3(static_cast<unsigned>(blocks)), Sizes::kThreads, stream);
-  config.dynamicSmemBytes = Sizes::kSharedBytes;
-  return launch_early(config, kernel, x, weight1, weight2, result, numbers);
+  return launch_persistent(feed_forward_hopper_kernel<T>, units, Sizes::kThreads,
+                           Sizes::kSharedBytes, stream, x, weight1, weight2, result, numbers);
 }
 
 }  // namespace msda

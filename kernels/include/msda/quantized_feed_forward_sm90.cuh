@@ -20,8 +20,6 @@
 // Limits    those of check() and can_run(). Deterministic: a fixed order of sums.
 #pragma once
 
-#include <algorithm>
-
 #include "msda/cuda_launch.cuh"
 #include "msda/feed_forward_rows.cuh"
 #include "msda/quantize.cuh"
@@ -450,14 +448,10 @@ cudaError_t launch_quantized_feed_forward_hopper(const QuantizedFeedForwardProbl
   using Sizes = QuantizedFeedForwardSizes;
   constexpr int64_t kC = Sizes::kChannels;
   const int64_t rows = problem.rows, hidden = problem.hidden;
-  int multiprocessors = 0;
-  cudaError_t status = get_attribute(cudaDevAttrMultiProcessorCount, multiprocessors);
   TensorMap x, weight1, weight2, result;
   constexpr int kInPanel = Sizes::kPanel / 2;  // numbers of 16 bits
-  if (status == cudaSuccess) {
-    status = make_map<2>(x, 2, arguments.x, {kC, rows}, {2 * kC}, {kInPanel, Sizes::kRows},
-                         Sizes::kPanel);
-  }
+  cudaError_t status =
+      make_map<2>(x, 2, arguments.x, {kC, rows}, {2 * kC}, {kInPanel, Sizes::kRows}, Sizes::kPanel);
   if (status == cudaSuccess) {  // row 16 i + 8 v + 2 t + b of a tile is row 16 i + 4 t + 2 v + b
     status = make_map<5>(weight1, 1, arguments.weight1, {kC, 2, 4, 2, hidden / 16},
                          {kC, 4 * kC, 2 * kC, 16 * kC},
@@ -470,11 +464,6 @@ cudaError_t launch_quantized_feed_forward_hopper(const QuantizedFeedForwardProbl
   if (status == cudaSuccess) {
     status = make_map<2>(result, 2, arguments.output, {kC, rows}, {2 * kC},
                          {kInPanel, Sizes::kRows}, Sizes::kPanel);
-  }
-  const auto kernel = quantized_feed_forward_hopper_kernel<T>;
-  if (status == cudaSuccess) {
-    status = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                  cudaFuncAttributeMaxDynamicSharedMemorySize, Sizes::kSharedBytes);
   }
   if (status != cudaSuccess) return status;
   const auto floats = [](const void* tensor) { return static_cast<const float*>(tensor); };
@@ -493,11 +482,8 @@ cudaError_t launch_quantized_feed_forward_hopper(const QuantizedFeedForwardProbl
                                             1 / problem.next_scale,
                                             static_cast<float>(problem.eps)};
   const int64_t tiles = (rows + Sizes::kRows - 1) / Sizes::kRows;
-  const int64_t blocks = std::min<int64_t>(multiprocessors, tiles);
-  cudaLaunchConfig_t config =
-      launch_config(dim3(static_cast<unsigned>(blocks)), Sizes::kThreads, stream);
-  config.dynamicSmemBytes = Sizes::kSharedBytes;
-  return launch_early(config, kernel, x, weight1, weight2, result, numbers);
+  return launch_persistent(quantized_feed_forward_hopper_kernel<T>, tiles, Sizes::kThreads,
+                           Sizes::kSharedBytes, stream, x, weight1, weight2, result, numbers);
 }
 
 }  // namespace msda

@@ -17,8 +17,6 @@
 // Limits    those of check() and can_run(). Deterministic: sums are exact.
 #pragma once
 
-#include <algorithm>
-
 #include "msda/cuda_launch.cuh"
 #include "msda/gelu.cuh"
 #include "msda/hopper.cuh"
@@ -364,24 +362,15 @@ cudaError_t launch_quantized_linear_rows(const QuantizedLinearProblem& problem,
   using Sizes = QuantizedLinearRows<Out, kPanels, kActivation>;
   constexpr int kLaneColumns = Sizes::kLaneColumns, kGroupColumns = Sizes::kGroupColumns;
   const int64_t m = problem.rows, n = problem.outputs, k = problem.inputs;
-  int multiprocessors = 0;
-  cudaError_t status = get_attribute(cudaDevAttrMultiProcessorCount, multiprocessors);
   TensorMap x, weight;
-  if (status == cudaSuccess) {
-    status =
-        make_map<2>(x, 1, arguments.x, {k, m}, {k}, {Sizes::kPanel, Sizes::kRows}, Sizes::kPanel);
-  }
+  cudaError_t status =
+      make_map<2>(x, 1, arguments.x, {k, m}, {k}, {Sizes::kPanel, Sizes::kRows}, Sizes::kPanel);
   if (status == cudaSuccess) {
     // Of each group of columns, row 8 v + 2 t + b of a tile is row kLaneColumns t + 2 v + b.
     status = make_map<5>(
         weight, 1, arguments.weight, {k, 2, 4, kLaneColumns / 2, n / kGroupColumns},
         {k, kLaneColumns * k, 2 * k, kGroupColumns * k},
         {Sizes::kPanel, 2, 4, kLaneColumns / 2, Sizes::kChunk / kGroupColumns}, Sizes::kPanel);
-  }
-  const auto kernel = quantized_linear_rows_kernel<Out, kPanels, kActivation>;
-  if (status == cudaSuccess) {
-    status = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                  cudaFuncAttributeMaxDynamicSharedMemorySize, Sizes::kSharedBytes);
   }
   if (status != cudaSuccess) return status;
   const QuantizedLinearRowsNumbers numbers{static_cast<const float*>(arguments.scale),
@@ -395,28 +384,8 @@ cudaError_t launch_quantized_linear_rows(const QuantizedLinearProblem& problem,
   constexpr int64_t kChunkRows = Sizes::kGroups * Sizes::kRows;
   const int64_t chunks =
       (m + kChunkRows - 1) / kChunkRows * ((n + Sizes::kChunk - 1) / Sizes::kChunk);
-  const auto blocks = static_cast<unsigned>(std::min<int64_t>(multiprocessors, chunks));
-  cudaLaunchConfig_t config = launch_config(dim3(blocks), Sizes::kThreads, stream);
-  config.dynamicSmemBytes = Sizes::kSharedBytes;
-  return launch_early(config, kernel, x, weight, numbers);
-}
-
-template <typename Out, int kPanels>
-cudaError_t run_quantized_linear_rows(const QuantizedLinearProblem& problem,
-                                      const QuantizedLinearArguments& arguments,
-                                      cudaStream_t stream) {
-  switch (problem.activation) {
-    case Activation::kGelu:
-      return launch_quantized_linear_rows<Out, kPanels, Activation::kGelu>(problem, arguments,
-                                                                           stream);
-    case Activation::kRelu:
-      return launch_quantized_linear_rows<Out, kPanels, Activation::kRelu>(problem, arguments,
-                                                                           stream);
-    case Activation::kNone:
-      return launch_quantized_linear_rows<Out, kPanels, Activation::kNone>(problem, arguments,
-                                                                           stream);
-  }
-  return cudaErrorInvalidValue;
+  return launch_persistent(quantized_linear_rows_kernel<Out, kPanels, kActivation>, chunks,
+                           Sizes::kThreads, Sizes::kSharedBytes, stream, x, weight, numbers);
 }
 
 // Runs a problem that "rows" can run.
@@ -424,19 +393,17 @@ template <typename Out>
 cudaError_t run_quantized_linear_rows(const QuantizedLinearProblem& problem,
                                       const QuantizedLinearArguments& arguments,
                                       cudaStream_t stream) {
-  switch (rows_panels(problem)) {
-    case 1:
-      return run_quantized_linear_rows<Out, 1>(problem, arguments, stream);
-    case 2:
-      return run_quantized_linear_rows<Out, 2>(problem, arguments, stream);
-    case 3:
-      return run_quantized_linear_rows<Out, 3>(problem, arguments, stream);
-    case 4:
-      return run_quantized_linear_rows<Out, 4>(problem, arguments, stream);
-    case 6:
-      return run_quantized_linear_rows<Out, 6>(problem, arguments, stream);
-  }
-  return cudaErrorNotSupported;
+  constexpr auto kNone = static_cast<int>(Activation::kNone),
+                 kGelu = static_cast<int>(Activation::kGelu),
+                 kRelu = static_cast<int>(Activation::kRelu);
+  return with_constant<1, 2, 3, 4, 6>(rows_panels(problem), [&](auto panels) {
+    constexpr int kPanels = decltype(panels)::value;
+    const auto activation = static_cast<int>(problem.activation);
+    return with_constant<kNone, kGelu, kRelu>(activation, [&](auto constant) {
+      constexpr auto kActivation = static_cast<Activation>(decltype(constant)::value);
+      return launch_quantized_linear_rows<Out, kPanels, kActivation>(problem, arguments, stream);
+    });
+  });
 }
 
 }  // namespace msda
