@@ -253,8 +253,7 @@ def check_quantized_layer_norm(
     if dtype not in EIGHT_BIT_TYPES:
         raise TypeError(f"dtype: expected torch.int8 or torch.float8_e4m3fn, got {dtype!r}")
     _check_tensor("x", x, None)
-    if x.dtype not in VALUE_TYPES[:3]:
-        raise TypeError(f"x: expected float32, float16 or bfloat16, got {x.dtype}")
+    _check_single_or_half("x", x)
     if not x.dim():
         raise ValueError("x: expected [..., C], got a tensor without dimensions")
     for name, tensor in (("weight", weight), ("bias", bias)):
@@ -277,8 +276,7 @@ def check_feed_forward(
     """Checks the arguments of :func:`msda.feed_forward`."""
     _check_eps(eps)
     _check_tensor("x", x, None)
-    if x.dtype not in VALUE_TYPES[:3]:
-        raise TypeError(f"x: expected float32, float16 or bfloat16, got {x.dtype}")
+    _check_single_or_half("x", x)
     channels, hidden = _check_block(x, weight1)
     for name, tensor, letters, shape in (
         ("weight1", weight1, "[H, C]", (hidden, channels)),
@@ -432,8 +430,7 @@ def check_image_input(
     if image.dim() != 3 or image.shape[2] != 3 or 0 in image.shape:
         raise ValueError(f"image: expected [H, W, 3], got {list(image.shape)}")
     _check_tensor("target", target, image, "image")
-    if target.dtype not in VALUE_TYPES[:3]:
-        raise TypeError(f"target: expected float32, float16 or bfloat16, got {target.dtype}")
+    _check_single_or_half("target", target)
     if target.dim() != 3 or target.shape[0] != 3 or not target.is_contiguous():
         found = f"{list(target.shape)} with strides {list(target.stride())}"
         raise ValueError(f"target: expected a contiguous tensor [3, H, W], got {found}")
@@ -458,6 +455,11 @@ def _check_type(name: str, tensor: Tensor) -> None:
     _check_tensor(name, tensor, None)
     if tensor.dtype not in VALUE_TYPES:
         raise TypeError(f"{name}: expected float32, float16, bfloat16 or float64, got {tensor.dtype}")
+
+
+def _check_single_or_half(name: str, tensor: Tensor) -> None:
+    if tensor.dtype not in VALUE_TYPES[:3]:
+        raise TypeError(f"{name}: expected float32, float16 or bfloat16, got {tensor.dtype}")
 
 
 def _check_like(name: str, tensor: Tensor, other: Tensor, other_name: str) -> None:

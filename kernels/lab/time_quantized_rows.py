@@ -14,7 +14,7 @@ import torch
 
 import msda
 from benchmarks import timing
-from benchmarks.linear import PROBLEMS, quantized
+from benchmarks.linear import PROBLEMS, LinearProblem, quantized
 from kernels.lab.timed_line import print_line
 
 VARIABLE = "MSDA_QUANTIZED_LINEAR"
@@ -35,7 +35,7 @@ def main() -> None:
             time_problem(dataclasses.replace(problem, rows=batch * problem.rows), f"{problem.name} x {batch}")
 
 
-def time_problem(problem, title: str) -> None:
+def time_problem(problem: LinearProblem, title: str) -> None:
     """Times a layer, and a masked one with an 8-bit result too."""
     moved = problem.bytes_moved(torch.float16) // 2
     copies = timing.copies_for_cold_cache(moved)

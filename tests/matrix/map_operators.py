@@ -6,6 +6,7 @@ result in float64, `floor()` a norm for `relative_error`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -82,6 +83,19 @@ def on_gpu(
 ) -> Backend:
     """A public function's kernel on a GPU; without a name, the kernel that the library chooses."""
     return Backend(f"torch-cuda-{kernel or 'chosen'}", operator, "cuda", dtypes, missing, variable, kernel)
+
+
+def plain_backends(
+    operator: Callable[..., Tensor], variable: str, dtypes: tuple[torch.dtype, ...] = ALL_TYPES
+) -> tuple[Backend, ...]:
+    """A public function on the CPU, and in the emulator and on a GPU the kernel that the library chooses and
+    the plain one.
+    """
+    kernels = itertools.product((emulator, on_gpu), (None, "plain"))
+    return (
+        Backend("torch-cpu", operator, dtypes=dtypes),
+        *(make(operator, variable, kernel, dtypes) for make, kernel in kernels),
+    )
 
 
 def matrix(rows: tuple[Backend, ...]) -> pytest.MarkDecorator:

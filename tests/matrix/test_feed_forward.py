@@ -24,6 +24,7 @@ from tests.matrix.map_operators import (
     matrix,
     misaligned,
     on_gpu,
+    plain_backends,
 )
 
 VARIABLE = "MSDA_FEED_FORWARD"
@@ -58,14 +59,7 @@ class Case:
 
 ON_GPU = on_gpu(msda.feed_forward, VARIABLE, "hopper", backends.SIXTEEN_BIT, backends.no_sm90)
 HOPPER = (emulator(msda.feed_forward, VARIABLE, "hopper", backends.SIXTEEN_BIT), ON_GPU)
-PLAIN = (
-    Backend("torch-cpu", msda.feed_forward, dtypes=TYPES),
-    *(
-        make(msda.feed_forward, VARIABLE, kernel, TYPES)
-        for make in (emulator, on_gpu)
-        for kernel in (None, "plain")
-    ),
-)
+PLAIN = plain_backends(msda.feed_forward, VARIABLE, TYPES)
 
 
 @st.composite

@@ -21,12 +21,12 @@ from tests.matrix import backends, emulated_kernels, operator_checks
 from tests.matrix.map_operators import (
     Backend,
     Row,
-    emulator,
     emulator_or_skip,
     map_tensors,
     matrix,
     misaligned,
     on_gpu,
+    plain_backends,
 )
 
 VARIABLE = "MSDA_LINEAR"
@@ -128,11 +128,7 @@ def cases(draw: st.DrawFn, kernel: str | None) -> Case:
 CUTLASS = tuple(
     on_gpu(msda.linear, VARIABLE, kernel, backends.SIXTEEN_BIT, backends.no_sm90) for kernel in FORMS
 )
-ALL = (
-    Backend("torch-cpu", msda.linear),
-    *(make(msda.linear, VARIABLE, kernel) for make in (emulator, on_gpu) for kernel in (None, "plain")),
-    *CUTLASS,
-)
+ALL = (*plain_backends(msda.linear, VARIABLE), *CUTLASS)
 
 
 @matrix(ALL)

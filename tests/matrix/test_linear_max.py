@@ -15,7 +15,7 @@ from torch import Tensor
 import msda
 from benchmarks.linear_max import Inputs, truth
 from tests.matrix import backends, emulated_kernels, operator_checks
-from tests.matrix.map_operators import Backend, Row, emulator, matrix, on_gpu
+from tests.matrix.map_operators import Backend, Row, emulator, matrix, on_gpu, plain_backends
 
 VARIABLE = "MSDA_LINEAR_MAX"
 
@@ -59,10 +59,7 @@ def check(backend: Backend, inputs: Inputs, order: int = 0) -> None:
 TENSOR_CORE = tuple(
     make(msda.linear_max, VARIABLE, "tensor_core", backends.SIXTEEN_BIT) for make in (emulator, on_gpu)
 )
-OTHERS = (
-    Backend("torch-cpu", msda.linear_max),
-    *(make(msda.linear_max, VARIABLE, kernel) for make in (emulator, on_gpu) for kernel in (None, "plain")),
-)
+OTHERS = plain_backends(msda.linear_max, VARIABLE)
 
 
 @st.composite

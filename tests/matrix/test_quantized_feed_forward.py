@@ -23,6 +23,7 @@ from tests.matrix.map_operators import (
     matrix,
     misaligned,
     on_gpu,
+    plain_backends,
 )
 
 VARIABLE = "MSDA_QUANTIZED_FEED_FORWARD"
@@ -89,14 +90,7 @@ def check(backend: Backend, inputs: Inputs, order: int = 0) -> None:
 
 ON_GPU = on_gpu(msda.quantized_feed_forward, VARIABLE, "hopper", TYPES, backends.no_sm90)
 HOPPER = (emulator(msda.quantized_feed_forward, VARIABLE, "hopper", TYPES), ON_GPU)
-PLAIN = (
-    Backend("torch-cpu", msda.quantized_feed_forward, dtypes=TYPES),
-    *(
-        make(msda.quantized_feed_forward, VARIABLE, kernel, TYPES)
-        for make in (emulator, on_gpu)
-        for kernel in (None, "plain")
-    ),
-)
+PLAIN = plain_backends(msda.quantized_feed_forward, VARIABLE, TYPES)
 
 
 @st.composite

@@ -18,7 +18,7 @@ from benchmarks.quantized_layer_norm import Inputs
 from msda.checks import EIGHT_BIT_TYPES
 from msda.quantized_linear_reference import quantize
 from tests.matrix import backends, emulated_kernels, operator_checks
-from tests.matrix.map_operators import Backend, Row, emulator, matrix, misaligned, on_gpu
+from tests.matrix.map_operators import Backend, Row, emulator, matrix, misaligned, on_gpu, plain_backends
 
 VARIABLE = "MSDA_QUANTIZED_LAYER_NORM"
 INT8, FP8 = EIGHT_BIT_TYPES
@@ -70,14 +70,7 @@ FLOATS = (*backends.SIXTEEN_BIT, torch.float32)
 VECTORS = tuple(
     make(msda.quantized_layer_norm, VARIABLE, "vectors", backends.SIXTEEN_BIT) for make in (emulator, on_gpu)
 )
-OTHERS = (
-    Backend("torch-cpu", msda.quantized_layer_norm, dtypes=FLOATS),
-    *(
-        make(msda.quantized_layer_norm, VARIABLE, kernel, FLOATS)
-        for make in (emulator, on_gpu)
-        for kernel in (None, "plain")
-    ),
-)
+OTHERS = plain_backends(msda.quantized_layer_norm, VARIABLE, FLOATS)
 eight_bits = pytest.mark.parametrize("eight_bits", EIGHT_BIT_TYPES, ids=str)
 
 
