@@ -23,6 +23,7 @@ from benchmarks import quantized_feed_forward as quantized_feed_forwards
 from benchmarks import quantized_layer_norm as quantized_norms
 from benchmarks import top_k_indices as searches
 from benchmarks import window_attention as windows
+from benchmarks.map_operators import truth_by
 from benchmarks.problems import SMALL, AttentionInputs, FusedInputs, Problem, QuantizedFusedInputs
 from codetr.cli.argument_types import Parameter, compile_patterns
 from codetr.cli.program import run_program
@@ -47,7 +48,8 @@ def run_edge_cases(*, only: Annotated[str, Parameter(metavar="REGEX")] = "") -> 
     of range, empty and ragged problems, odd head sizes, unaligned tensors, and wrong level sizes. The results
     are compared with the reference on the CPU, which detects a kernel that did not run.
 
-    Window attention runs with padding, shift, and every compiled window and head size. Group normalisation
+    Window attention runs with padding, shift, and every compiled window and head size, with results in int8
+    and in qkv's type. Group normalisation
     runs with maps of one cell to many parts, and groups of whole vectors and of odd sizes. Linear layers run
     with every activation, with residuals and masks, and with sizes that end within a tile. So do those with
     8-bit inputs, with results in 8 and 16 bits. Layer normalisation in 8 bits runs with rows of whole vectors
@@ -121,6 +123,10 @@ def cases() -> Iterator[tuple[str, float, Callable[[], float]]]:
         what = f"window {window} head {head_dim} {dtype} unaligned={unaligned}"
         run = partial(check_map, msda.window_attention, windows.truth, problem, dtype, unaligned)
         yield what, operator_errors.TOLERANCE[dtype], run
+        operator = partial(msda.window_attention, output_scale=0.01)
+        truth = truth_by(partial(msda.window_reference.window_attention, output_scale=0.01))
+        # A step between the numbers that the sums round to.
+        yield f"{what} to int8", 2e-2, partial(check_map, operator, truth, problem, dtype, unaligned)
     maps = itertools.product(DTYPES, ((1, 1), (9, 31), (96, 144)), (1, 5, 8, 24), (1, 3, 32), (False, True))
     for dtype, (height, width), group_size, num_groups, unaligned in maps:
         problem = norms.NormProblem("edge", height, width, group_size * num_groups, num_groups, batch=2)

@@ -44,8 +44,9 @@ def _differentiate_fused(ctx: Any, grad_output: Tensor) -> tuple:
 
 def _differentiate_window(ctx: Any, grad_output: Tensor) -> tuple:
     """The gradients of `window_attention`, by its backward operator."""
+    window_size, shift, _ = ctx.others  # a result in int8 has no gradient
     *grads, grad_padding = torch.ops.msda.window_attention_backward(
-        grad_output, *ctx.saved_tensors, *ctx.others
+        grad_output, *ctx.saved_tensors, window_size, shift
     )
     return *grads, None if ctx.saved_tensors[2] is None else grad_padding
 

@@ -125,7 +125,12 @@ def _check_fused(
 
 
 def check_window_attention(
-    qkv: Tensor, bias: Tensor, padding: Tensor | None, window_size: int, shift: int
+    qkv: Tensor,
+    bias: Tensor,
+    padding: Tensor | None,
+    window_size: int,
+    shift: int,
+    output_scale: float | None,
 ) -> None:
     """Checks the arguments of :func:`msda.window_attention`."""
     for name, number in (("window_size", window_size), ("shift", shift)):
@@ -135,6 +140,8 @@ def check_window_attention(
         raise ValueError(f"window_size: expected 1 or more, got {window_size}")
     if not 0 <= shift < window_size:
         raise ValueError(f"shift: expected 0 to window_size - 1 = {window_size - 1}, got {shift}")
+    if output_scale is not None:
+        _check_scale("output_scale", output_scale, "a float or None")
     _check_type("qkv", qkv)
     if qkv.dim() != 4:
         raise ValueError(f"qkv: expected [N, H, W, 3 * C], got {list(qkv.shape)}")

@@ -215,7 +215,12 @@ def quantized_fused_attention(
 
 
 def window_attention(
-    qkv: Tensor, bias: Tensor, padding: Tensor | None, window_size: int, shift: int
+    qkv: Tensor,
+    bias: Tensor,
+    padding: Tensor | None,
+    window_size: int,
+    shift: int,
+    output_scale: float | None = None,
 ) -> Tensor:
     """Computes the self-attention of Swin's blocks inside windows of a map's cells.
 
@@ -239,16 +244,20 @@ def window_attention(
         window_size: side of a window in cells, 1 or more.
         shift: 0 to window_size - 1; Swin shifts every second block by window_size // 2. The operator does not
             change it for maps that one window covers.
+        output_scale: quantisation scale of the result, above 0. None: the result is not quantised.
 
     Returns:
-        [N, H, W, C] in qkv's type; the last axis is (heads, d). Logits, softmax and sums are float32
-        (float64 for float64). The result is the same in every run. In 16 bits the CUDA kernel rounds the
-        softmax's weights to that type before the product with the values. Autocast casts qkv, bias and
-        padding.
+        [N, H, W, C]; the last axis is (heads, d): the result in qkv's type; or, with output_scale,
+        result / output_scale in int8, rounded half to even and saturated, as by ONNX's QuantizeLinear. The
+        operator multiplies by the float32 reciprocal of output_scale, and NaN gives 0.
+
+        Logits, softmax and sums are float32 (float64 for float64). The result is the same in every run. In 16
+        bits the CUDA kernel rounds the softmax's weights to that type before the product with the values.
+        Autocast casts qkv, bias and padding.
 
         Differentiable in qkv, bias and padding, any number of times and in both modes, with `torch.func` and
         under `torch.vmap`. A kernel computes the result. PyTorch operations compute the derivatives, and hold
-        the logits of all windows in memory.
+        the logits of all windows in memory. With output_scale, not differentiable.
 
     Raises:
         ValueError, TypeError: naming the argument, what it should be and what it was.
@@ -262,9 +271,9 @@ def window_attention(
         >>> window_attention(qkv, bias, padding=torch.rand(3 * 64), window_size=7, shift=3).shape
         torch.Size([1, 10, 15, 64])
     """
-    checks.check_window_attention(qkv, bias, padding, window_size, shift)
+    checks.check_window_attention(qkv, bias, padding, window_size, shift, output_scale)
     _check_built_for(qkv, "qkv")
-    return torch.ops.msda.window_attention(qkv, bias, padding, window_size, shift)
+    return torch.ops.msda.window_attention(qkv, bias, padding, window_size, shift, output_scale)
 
 
 def group_norm(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: float = 1e-5) -> Tensor:

@@ -77,8 +77,9 @@ def _fused_attention_backward_fake(
 
 
 @torch.library.register_fake("msda::window_attention")
-def _window_attention_fake(qkv, bias, padding, window_size, shift):
-    return qkv.new_empty(*qkv.shape[:3], qkv.shape[3] // 3)
+def _window_attention_fake(qkv, bias, padding, window_size, shift, output_scale=None):
+    dtype = qkv.dtype if output_scale is None else torch.int8
+    return qkv.new_empty(*qkv.shape[:3], qkv.shape[3] // 3, dtype=dtype)
 
 
 @torch.library.register_fake("msda::window_attention_backward")

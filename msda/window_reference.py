@@ -2,7 +2,7 @@
 
 It runs on any device, in every type of the operator, with autograd. Tests compare every other implementation
 with it in float64. Padding, cyclic shift and mask are those of Swin Transformer (arXiv 2103.14030, section
-3.2). This module imports `torch` and `msda.checks` only.
+3.2). This module imports `torch`, `msda.checks` and `msda.quantized_linear_reference` only.
 """
 
 from __future__ import annotations
@@ -12,19 +12,32 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from msda import checks
+from msda.quantized_linear_reference import quantize
 
 MASK = -100.0  # kWindowMask of kernels/include/msda/window_params.h
 
 
 def window_attention(
-    qkv: Tensor, bias: Tensor, padding: Tensor | None, window_size: int, shift: int
+    qkv: Tensor,
+    bias: Tensor,
+    padding: Tensor | None,
+    window_size: int,
+    shift: int,
+    output_scale: float | None = None,
 ) -> Tensor:
-    """Computes :func:`msda.window_attention` by padding, rolling and cutting; 16-bit values in float32."""
-    checks.check_window_attention(qkv, bias, padding, window_size, shift)
+    """Computes :func:`msda.window_attention` by padding, rolling and cutting; 16-bit values in float32.
+
+    A result in int8 is rounded to float32 before it is scaled.
+    """
+    checks.check_window_attention(qkv, bias, padding, window_size, shift, output_scale)
     query, key, value, bias = _heads(qkv, bias, padding, window_size, shift)
     attended = _weights(query, key, bias, qkv, window_size, shift) @ value
     joined = join(attended.unsqueeze(0), qkv, window_size, shift)
-    return joined[:, : qkv.shape[1], : qkv.shape[2]].to(qkv.dtype).contiguous()
+    result = joined[:, : qkv.shape[1], : qkv.shape[2]]
+    if output_scale is None:
+        return result.to(qkv.dtype).contiguous()
+    inverse = 1 / torch.tensor(output_scale, dtype=torch.float32, device=qkv.device)
+    return quantize(result.float() * inverse, torch.int8).contiguous()
 
 
 def window_attention_backward(

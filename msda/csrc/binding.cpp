@@ -301,21 +301,23 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> fused_attention_backward(
 
 #ifdef MSDA_WITH_CUDA
 Tensor window_attention(Tensor qkv, Tensor bias, std::optional<Tensor> padding, int64_t window_size,
-                        int64_t shift) {
+                        int64_t shift, std::optional<double> output_scale) {
   const msda::WindowProblem problem =
-      binding::make_window_problem(qkv, bias, padding, window_size, shift);
+      binding::make_window_problem(qkv, bias, padding, window_size, shift, output_scale);
   qkv = torch::stable::contiguous(qkv);
   bias = torch::stable::contiguous(bias);
   if (padding) padding = torch::stable::contiguous(*padding);
   Tensor output = torch::stable::new_empty(
-      qkv, {problem.batch_size, problem.height, problem.width, qkv.size(3) / 3});
+      qkv, {problem.batch_size, problem.height, problem.width, qkv.size(3) / 3},
+      output_scale ? ScalarType::Char : qkv.scalar_type());
   const msda::WindowArguments arguments{qkv.const_data_ptr(), bias.const_data_ptr(),
                                         padding ? padding->const_data_ptr() : nullptr,
                                         output.mutable_data_ptr()};
   const torch::stable::accelerator::DeviceGuard guard(qkv.get_device_index());
   check_launch("window_attention", msda::window_attention(problem, arguments, current_stream(qkv)),
                "qkv=", binding::shape_of(qkv), " heads=", problem.num_heads,
-               " window_size=", window_size, " shift=", shift, " ", msda::name(problem.type));
+               " window_size=", window_size, " shift=", shift, " ", msda::name(problem.type),
+               output_scale ? " to int8" : "");
   return output;
 }
 
@@ -551,8 +553,8 @@ STABLE_TORCH_LIBRARY(msda, library) {
       "bool deterministic=False) -> (Tensor, Tensor, Tensor, Tensor)");
   // msda/registrations.py implements it for the CPU, and its gradients for both devices.
   library.def(
-      "window_attention(Tensor qkv, Tensor bias, Tensor? padding, int window_size, int shift) -> "
-      "Tensor");
+      "window_attention(Tensor qkv, Tensor bias, Tensor? padding, int window_size, int shift, "
+      "float? output_scale=None) -> Tensor");
   library.def(
       "window_attention_backward(Tensor grad_output, Tensor qkv, Tensor bias, Tensor? padding, "
       "int window_size, int shift) -> (Tensor, Tensor, Tensor)");

@@ -187,7 +187,8 @@ inline void check_like(const char* name, const Tensor& tensor, const char* other
 // Checks the tensors of window attention, and returns the problem.
 inline msda::WindowProblem make_window_problem(const Tensor& qkv, const Tensor& bias,
                                                const std::optional<Tensor>& padding,
-                                               int64_t window_size, int64_t shift) {
+                                               int64_t window_size, int64_t shift,
+                                               std::optional<double> output_scale) {
   STD_TORCH_CHECK(qkv.dim() == 4, "qkv: expected [N, H, W, 3 * C], got ", shape_of(qkv));
   STD_TORCH_CHECK(window_size >= 1 && window_size <= 4096, "window_size: expected 1 to 4096, got ",
                   window_size);
@@ -202,9 +203,13 @@ inline msda::WindowProblem make_window_problem(const Tensor& qkv, const Tensor& 
     check_shape("padding", *padding, {qkv.size(3)});
     check_like("padding", *padding, "qkv", qkv);
   }
-  const msda::WindowProblem problem{
+  msda::WindowProblem problem{
       qkv.size(0), qkv.size(1), qkv.size(2),          heads, qkv.size(3) / (3 * heads),
       window_size, shift,       data_type("qkv", qkv)};
+  if (output_scale) {
+    problem.output_scale = static_cast<float>(*output_scale);
+    STD_TORCH_CHECK(problem.quantized_output(), "output_scale: should be a number above 0, got 0");
+  }
   return checked(problem);
 }
 

@@ -77,7 +77,11 @@ class _Problem(ctypes.Structure):
 class _WindowProblem(ctypes.Structure):
     """msda::WindowProblem of kernels/include/msda/window_params.h."""
 
-    _fields_ = (("sizes", ctypes.c_int64 * 7), ("type", ctypes.c_int32))
+    _fields_ = (
+        ("sizes", ctypes.c_int64 * 7),
+        ("type", ctypes.c_int32),
+        ("output_scale", ctypes.c_float),
+    )
 
 
 class _GroupNormProblem(ctypes.Structure):
@@ -250,20 +254,22 @@ def window_attention(
     padding: torch.Tensor | None,
     window_size: int,
     shift: int,
+    output_scale: float | None = None,
     order: int = 0,
 ) -> torch.Tensor:
     """`msda.window_attention` of valid contiguous tensors; MSDA_WINDOW forces a kernel.
 
     Returns:
-        [N, H, W, C] in qkv's type; NaN where the kernel wrote nothing.
+        [N, H, W, C] in qkv's type, or in int8 with output_scale. NaN, or -128 in int8, where the kernel wrote
+        nothing.
 
     Raises:
         EmulatorError, NotSupported: as `forward`.
     """
     num_heads, channels = bias.shape[0], qkv.shape[-1] // 3
-    output = torch.full((*qkv.shape[:3], channels), torch.nan, dtype=qkv.dtype)
+    output = _unwritten((*qkv.shape[:3], channels), qkv.dtype if output_scale is None else torch.int8)
     sizes = (*qkv.shape[:3], num_heads, channels // num_heads, window_size, shift)
-    problem = _WindowProblem(sizes, TYPES.index(qkv.dtype))
+    problem = _WindowProblem(sizes, TYPES.index(qkv.dtype), output_scale or 0)
     tensors = {"qkv": qkv, "bias": bias, "padding": padding, "output": output}
     _launch("emulated_window_attention", problem, tensors, ctypes.c_uint64(order))
     return output

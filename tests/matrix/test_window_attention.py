@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import pytest
@@ -45,6 +45,7 @@ class Inputs(NamedTuple):
     padding: Tensor | None
     window_size: int
     shift: int
+    output_scale: float | None = None
 
     def truth(self) -> Tensor:
         return msda.window_reference.window_attention(*map_tensors(self, Tensor.double))
@@ -68,11 +69,12 @@ class Case:
     num_heads: int = 2
     shift: int = 0
     padded: bool = True
+    quantized: bool = False
     spread: float = 1.0
     seed: int = 0
 
     def inputs(self, dtype: torch.dtype, device: str = "cpu") -> Inputs:
-        """Normal numbers, with `spread` times as large queries and biases."""
+        """Normal numbers, with `spread` times as large queries and biases. A quantised result saturates."""
         generator = torch.Generator().manual_seed(self.seed)
         draw = functools.partial(torch.randn, generator=generator, dtype=torch.float64)
         channels, cells = self.num_heads * self.head_dim, self.window_size**2
@@ -80,7 +82,8 @@ class Case:
         qkv[..., :channels] *= self.spread
         bias = self.spread * draw(self.num_heads, cells, cells)
         padding = draw(3 * channels) if self.padded else None
-        inputs = Inputs(qkv, bias, padding, self.window_size, self.shift)
+        scale = 0.5 / 127 if self.quantized else None
+        inputs = Inputs(qkv, bias, padding, self.window_size, self.shift, scale)
         return map_tensors(inputs, lambda x: x.to(device, dtype))
 
 
@@ -97,6 +100,7 @@ def cases(draw: st.DrawFn, tuned: bool) -> Case:
         num_heads=draw(st.integers(1, 3)),
         shift=draw(st.one_of(st.just(0), st.just(window // 2), st.integers(0, window - 1))),
         padded=draw(st.booleans()),
+        quantized=draw(st.booleans()),
         spread=draw(st.sampled_from((1.0, 4.0))),
         seed=draw(st.integers(0, 2**16)),
     )
@@ -107,15 +111,27 @@ ON_GPU = tuple(on_gpu(msda.window_attention, VARIABLE, *row) for row in KERNELS.
 ALL = (Backend("torch-cpu", msda.window_attention), *EMULATED, *ON_GPU)
 
 
+def check(backend: Backend, inputs: Inputs, order: int = 0) -> None:
+    """Fails unless the result is near to the truth, or in int8 to the backend's own result without a scale."""
+    if inputs.output_scale is None:
+        backend.check(inputs, order)
+        return
+    wide = backend.compute(inputs._replace(output_scale=None), order)
+    scaled = wide.double() / inputs.output_scale
+    errors = (backend.compute(inputs, order).double() - scaled.clamp(-128, 127)).abs()
+    rounding = torch.finfo(wide.dtype).eps + 4 * torch.finfo(torch.float32).eps
+    assert (errors <= 0.5 + rounding * scaled.abs()).all()
+
+
 @matrix(ALL)
 def test_drawn_cases(backend: Backend, dtype: torch.dtype) -> None:
     backend.skip_unless_ready(dtype)
     tuned = st.just(True) if backend.kernel in ("rows", "tensor_core") else st.booleans()
 
-    def check(case: Case) -> None:
-        backend.check(case.inputs(dtype, backend.device), order=case.seed)
+    def check_case(case: Case) -> None:
+        check(backend, case.inputs(dtype, backend.device), order=case.seed)
 
-    operator_checks.drawn_cases(backend, tuned.flatmap(cases), check)
+    operator_checks.drawn_cases(backend, tuned.flatmap(cases), check_case)
 
 
 FORMS = [Case(w, d, 2, w + 3, 2 * w, shift=w // 2) for w in TUNED_WINDOWS for d in TUNED_HEADS]
@@ -126,7 +142,22 @@ FORMS = [Case(w, d, 2, w + 3, 2 * w, shift=w // 2) for w in TUNED_WINDOWS for d 
 def test_every_form(backend: Backend, dtype: torch.dtype, case: Case) -> None:
     """Every compiled form, with padding, shift and more windows than a block has at once."""
     backend.skip_unless_ready(dtype)
-    backend.check(case.inputs(dtype, backend.device), order=7)
+    for quantized in (False, True):
+        check(backend, replace(case, quantized=quantized).inputs(dtype, backend.device), order=7)
+
+
+@matrix(ALL)
+def test_rounding_to_int8(backend: Backend, dtype: torch.dtype) -> None:
+    """Halves are rounded to even, and large numbers saturate. NaN gives 0."""
+    backend.skip_unless_ready(dtype)
+    halves = torch.arange(-134.5, 135, 1, device=backend.device)  # 270 exact halves, but for large bfloat16
+    steps = torch.cat((halves, halves.new_tensor([torch.nan, torch.inf])))
+    qkv = torch.zeros(1, 8, 8, 3 * steps.numel(), dtype=dtype, device=backend.device)
+    qkv[..., -steps.numel() :] = steps * 0.25
+    inputs = Inputs(qkv, qkv.new_zeros(17, 64, 64), None, 8, 0, 0.25)  # 17 heads of 16 channels
+    result = backend.compute(inputs)
+    expected = steps.to(dtype).float().nan_to_num(nan=0.0).round().clamp(-128, 127)
+    assert torch.equal(result.float(), expected.expand(result.shape))
 
 
 @matrix(tuple(backend for backend in ALL if backend.kernel))
@@ -177,13 +208,12 @@ def test_name_of_no_kernel(device: str) -> None:
     operator_checks.unknown_kernel(msda.window_attention, inputs, VARIABLE, "plain, rows, tensor_core")
 
 
+@pytest.mark.parametrize("scale", [None, 0.5])
 @pytest.mark.parametrize("shape", [(0, 5, 6), (2, 0, 6), (2, 5, 0)], ids=str)
-def test_empty(shape: tuple[int, int, int], device: str) -> None:
+def test_empty(shape: tuple[int, int, int], scale: float | None, device: str) -> None:
     bias = torch.zeros(2, 9, 9, device=device)
-    assert msda.window_attention(torch.zeros(*shape, 24, device=device), bias, None, 3, 1).shape == (
-        *shape,
-        8,
-    )
+    result = msda.window_attention(torch.zeros(*shape, 24, device=device), bias, None, 3, 1, scale)
+    assert result.shape == (*shape, 8) and result.dtype == (torch.float32 if scale is None else torch.int8)
 
 
 def test_layouts(device: str) -> None:
@@ -231,12 +261,23 @@ def test_opcheck(case: Case, dtype: torch.dtype, device: str) -> None:
     operator_checks.registration(torch.ops.msda.window_attention.default, case.inputs(dtype, device))
 
 
+def test_opcheck_of_int8(device: str) -> None:
+    inputs = replace(SMALL, quantized=True).inputs(torch.float32, device)
+    operator = torch.ops.msda.window_attention.default
+    operator_checks.registration_of_8_bits(operator, inputs, torch.int8)
+
+
+def test_int8_has_no_derivatives(device: str) -> None:
+    inputs, _ = operator_checks.with_gradients(replace(SMALL, quantized=True).inputs(torch.float32, device))
+    assert not msda.window_attention(*inputs).requires_grad
+
+
 def test_opcheck_of_backward(device: str) -> None:
     backward = torch.ops.msda.window_attention_backward.default
     for case in (SMALL, Case(4, 3, padded=False)):
         inputs = case.inputs(torch.float32, device)
         grad_output = torch.randn_like(msda.window_attention(*inputs))
-        torch.library.opcheck(backward, (grad_output, *inputs), rtol=1e-4, atol=1e-4)
+        torch.library.opcheck(backward, (grad_output, *inputs[:5]), rtol=1e-4, atol=1e-4)
 
 
 def test_compile(device: str) -> None:
@@ -282,6 +323,11 @@ WRONG = (
     Row("shift", lambda x: None, ("int", "None"), TypeError),
     Row("shift", lambda x: -1, ("window_size - 1 = 2", "-1")),
     Row("shift", lambda x: 3, ("window_size - 1 = 2", "got 3")),
+    Row("output_scale", lambda x: "half", ("a float or None", "'half'"), TypeError),
+    *(
+        Row("output_scale", lambda x, scale=scale: scale, ("above 0 that is finite", str(scale)))
+        for scale in (0.0, -0.1, 1e-45, torch.inf, torch.nan)
+    ),
 )
 # PyTorch calls the implementation for meta tensors, which reads nothing.
 ANOTHER_DEVICE = Row("bias", lambda x: x.to("meta"), ("cpu as qkv", "meta"))

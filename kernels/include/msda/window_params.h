@@ -7,6 +7,8 @@
 //   L        cells of a window: window_size * window_size
 #pragma once
 
+#include <cmath>
+
 #include "msda/params.h"
 
 namespace msda {
@@ -19,11 +21,15 @@ struct WindowProblem {
   int64_t head_dim = 0;  // d
   int64_t window_size = 0;
   int64_t shift = 0;
-  DataType type = DataType::kFloat32;  // all tensors
+  DataType type = DataType::kFloat32;  // all tensors, but for a result in int8
+  float output_scale = 0;  // a step of the result in int8; 0: the result has the type of qkv
 
   bool empty() const {
     return batch_size == 0 || height == 0 || width == 0 || num_heads == 0 || head_dim == 0;
   }
+  bool quantized_output() const { return output_scale != 0; }
+  // The kernels' factor of a result in int8; 0: the result has the type of qkv.
+  float output_factor() const { return quantized_output() ? 1 / output_scale : 0; }
 
   // Windows along each axis of the padded map, and of all images.
   int64_t down() const { return (height + window_size - 1) / window_size; }
@@ -36,7 +42,7 @@ struct WindowArguments {
   const void* qkv = nullptr;      // [N, H, W, 3, heads, d]
   const void* bias = nullptr;     // [heads, L, L]
   const void* padding = nullptr;  // [3, heads, d]: qkv of the padded cells. Null: zeros.
-  void* output = nullptr;         // [N, H, W, heads, d]
+  void* output = nullptr;         // [N, H, W, heads, d]: in int8, result / output_scale
 };
 
 // The value that the mask adds to a logit of two cells that only the shift made neighbours.
@@ -50,6 +56,12 @@ inline std::string check(const WindowProblem& problem) {
   if (problem.shift < 0 || problem.shift >= problem.window_size) {
     return "shift: should be 0 or more and below window_size = " +
            std::to_string(problem.window_size) + ", got " + std::to_string(problem.shift);
+  }
+  if (problem.quantized_output() &&
+      !(problem.output_scale > 0 && std::isfinite(problem.output_scale) &&
+        std::isfinite(1 / problem.output_scale))) {
+    return "output_scale: should be a number above 0 that is finite, as its reciprocal, got " +
+           std::to_string(problem.output_scale);
   }
   // The kernels count rows, columns, channels and windows in 32 bits.
   constexpr int64_t kLimit = INT32_MAX / 8;

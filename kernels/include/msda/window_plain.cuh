@@ -3,7 +3,8 @@
 // Problem   out = softmax(q k^T / sqrt(d) + bias + mask) v in each window of the padded and shifted
 //           map (Swin Transformer, arXiv:2103.14030, eq. 4; window_cells.cuh).
 // Layout    qkv [N,H,W,3,heads,d], bias [heads,L,L], padding [3,heads,d], out [N,H,W,heads,d].
-//           Logits, softmax and sums are float (double with doubles).
+//           Logits, softmax and sums are float (double with doubles). With an output_scale, out is
+//           the rounded result / output_scale in int8.
 // Threads   A warp computes 32 channels of one query cell and head. It takes 32 keys at a time.
 //           Each lane makes the logit of one key, and then adds up one channel of all 32 values.
 //           The softmax is computed online: a new maximum scales the earlier sums.
@@ -11,6 +12,7 @@
 #pragma once
 
 #include "msda/cuda_launch.cuh"
+#include "msda/quantize.cuh"
 #include "msda/vector.cuh"
 #include "msda/window_cells.cuh"
 
@@ -22,7 +24,7 @@ template <typename T>
 __global__ void __launch_bounds__(kPlainWindowThreads)
     window_plain_kernel(const __grid_constant__ WindowMap map,
                         const __grid_constant__ WindowArguments arguments, int num_heads,
-                        int head_dim) {
+                        int head_dim, float output_factor) {
   using Real = Accumulate<T>;
   const int cells = map.size * map.size;
   const int channels = num_heads * head_dim;
@@ -87,9 +89,14 @@ __global__ void __launch_bounds__(kPlainWindowThreads)
       if (v != nullptr && channel < head_dim) sum += key_weight * widen(v[channel]);
     }
   }
-  if (channel < head_dim) {
-    static_cast<T*>(arguments.output)[query_cell * channels + head * head_dim + channel] =
-        narrow<T>(sum / total);
+  if (channel >= head_dim) return;
+  const int64_t place = query_cell * channels + head * head_dim + channel;
+  const Real result = sum / total;
+  if (output_factor == 0) {
+    static_cast<T*>(arguments.output)[place] = narrow<T>(result);
+  } else {
+    static_cast<int8_t*>(arguments.output)[place] =
+        quantize<int8_t>(static_cast<float>(result) * output_factor);
   }
 }
 
@@ -101,7 +108,7 @@ cudaError_t launch_window_plain(const WindowProblem& problem, const WindowArgume
       problem.num_windows() * problem.window_size * problem.window_size * problem.num_heads * parts;
   return launch_linear(window_plain_kernel<T>, warps * 32, kPlainWindowThreads, stream,
                        WindowMap(problem), arguments, static_cast<int>(problem.num_heads),
-                       static_cast<int>(problem.head_dim));
+                       static_cast<int>(problem.head_dim), problem.output_factor());
 }
 
 }  // namespace msda

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "msda/cuda_launch.cuh"
+#include "msda/quantize.cuh"
 #include "msda/vector.cuh"
 #include "msda/window_cells.cuh"
 
@@ -27,7 +28,8 @@ struct alignas(16) SharedCell {
 template <typename T, int kHeadDim>
 __global__ void __launch_bounds__(kRowsThreads)
     window_rows_kernel(const __grid_constant__ WindowMap map,
-                       const __grid_constant__ WindowArguments arguments, int num_heads) {
+                       const __grid_constant__ WindowArguments arguments, int num_heads,
+                       float output_factor) {
   constexpr int kKeys = 32;                // in shared memory
   constexpr int kStep = 8;                 // keys
   constexpr int kVector = 16 / sizeof(T);  // elements of a load
@@ -126,13 +128,28 @@ __global__ void __launch_bounds__(kRowsThreads)
   }
   if (!works) return;
   const float inverse = 1 / total;
-  T* const output = static_cast<T*>(arguments.output) + query_cell * channels + head * kHeadDim;
+  const int64_t place = query_cell * channels + head * kHeadDim;
+  if (output_factor == 0) {
+    T* const output = static_cast<T*>(arguments.output) + place;
 #pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-    Vector<T, kVector> vector;
+    for (int i = 0; i < kVectors; ++i) {
+      Vector<T, kVector> vector;
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) vector.set(j, sums[i * kVector + j] * inverse);
-    *reinterpret_cast<Vector<T, kVector>*>(output + i * kVector) = vector;
+      for (int j = 0; j < kVector; ++j) vector.set(j, sums[i * kVector + j] * inverse);
+      *reinterpret_cast<Vector<T, kVector>*>(output + i * kVector) = vector;
+    }
+  } else {
+    int8_t* const output = static_cast<int8_t*>(arguments.output) + place;
+#pragma unroll
+    for (int i = 0; i < kHeadDim; i += 16) {
+      uint32_t words[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const auto scaled = [&](int k) { return sums[i + 4 * j + k] * inverse * output_factor; };
+        words[j] = quantize_four(scaled(0), scaled(1), scaled(2), scaled(3));
+      }
+      *reinterpret_cast<uint4*>(output + i) = make_uint4(words[0], words[1], words[2], words[3]);
+    }
   }
 }
 
@@ -146,7 +163,7 @@ cudaError_t run_window_rows(const WindowProblem& problem, const WindowArguments&
   return with_constant<16, 32, 64>(problem.head_dim, [&](auto channels) {
     return launch_linear(window_rows_kernel<T, decltype(channels)::value>, blocks * kRowsThreads,
                          kRowsThreads, stream, WindowMap(problem), arguments,
-                         static_cast<int>(problem.num_heads));
+                         static_cast<int>(problem.num_heads), problem.output_factor());
   });
 }
 

@@ -1,7 +1,8 @@
 // Window attention on tensor cores: "tensor_core" of window_choice.h.
 //
 // Problem   that of window_plain.cuh, for half and bfloat16. Logits, softmax and sums are float;
-//           the weights are rounded to T before they meet the values.
+//           the weights are rounded to T before they meet the values. A result in int8 is rounded
+//           once, from float.
 // Blocks    A block serves one head. It keeps the head's bias in shared memory, and goes from
 //           window to window. Each team of its warps takes one window at a time; the next window's
 //           q, k and v come by asynchronous copies meanwhile.
@@ -23,6 +24,7 @@
 #include <algorithm>
 
 #include "msda/cuda_launch.cuh"
+#include "msda/quantize.cuh"
 #include "msda/tensor_core.cuh"
 #include "msda/vector.cuh"
 #include "msda/window_cells.cuh"
@@ -135,13 +137,15 @@ class WindowWarp {
   static constexpr float kLargestTotal = 1 << 25;  // more than the sum of finite weights in half
 
   __device__ __forceinline__ WindowWarp(const WindowMap& map, const WindowArguments& arguments,
-                                        int num_heads, int head, int team, int warp)
+                                        int num_heads, int head, int team, int warp,
+                                        float output_factor)
       : map_(map),
         arguments_(arguments),
         channels_(num_heads * Config::kHeadDim),
         head_(head),
         first_row_(warp * 16),
         lane_(static_cast<int>(threadIdx.x) % 32),
+        output_factor_(output_factor),
         team_(Config::kHeadBytes + team * Config::kTeamBytes) {}
 
   // Begins to copy the warp's rows of q, and of k and v into one of two buffers.
@@ -198,7 +202,11 @@ class WindowWarp {
     }
     const bool fits = rows.total[0] < kLargestTotal && rows.total[2] < kLargestTotal;
     if (__any_sync(kFullMask, !fits)) add_any_keys(keys, values, rows);
-    write(rows);
+    if (output_factor_ == 0) {
+      write<T>(rows, 1.0f);
+    } else {
+      write<int8_t>(rows, output_factor_);
+    }
   }
 
  private:
@@ -364,28 +372,36 @@ class WindowWarp {
     }
   }
 
-  // Divides by the sum of the weights. Two lanes exchange words, so that each stores 8 bytes.
-  __device__ __forceinline__ void write(const Rows& rows) const {
+  // Divides by the sum of the weights and multiplies by `factor`. Two lanes exchange numbers, so
+  // that each stores four neighbours.
+  template <typename Result>
+  __device__ __forceinline__ void write(const Rows& rows, float factor) const {
     const int lane = no_hoist(lane_);
     const bool odd = lane % 2 == 1;
-    T* const output = static_cast<T*>(arguments_.output) + head_ * Config::kHeadDim +
-                      lane % 4 / 2 * 4 + (odd ? 8 : 0);
+    Result* const output = static_cast<Result*>(arguments_.output) + head_ * Config::kHeadDim +
+                           lane % 4 / 2 * 4 + (odd ? 8 : 0);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float scale = __fdividef(1.0f, rows.total[2 * half]);
+      const float scale = __fdividef(1.0f, rows.total[2 * half]) * factor;
       const int cell = __shfl_sync(kFullMask, cell_, lane / 4 + 8 * half);
-      T* const address = at(output, max(cell, 0), channels_);
+      Result* const address = at(output, max(cell, 0), channels_);
 #pragma unroll
       for (int depth = 0; depth < kDepth; ++depth) {
-        uint32_t words[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float(&four)[4] = rows.sums[2 * depth + i];
-          words[i] = pack<T>(four[2 * half] * scale, four[2 * half + 1] * scale);
+        const auto number = [&](int i) {
+          return rows.sums[2 * depth + i / 2][2 * half + i % 2] * scale;
+        };
+        if constexpr (sizeof(Result) == 1) {
+          const uint32_t word = quantize_four(number(0), number(1), number(2), number(3));
+          const uint32_t other = __shfl_xor_sync(kFullMask, word, 1);
+          const uint32_t joined =
+              odd ? select_bytes<0x3276>(word, other) : select_bytes<0x5410>(word, other);
+          if (cell >= 0) *reinterpret_cast<uint32_t*>(address + 16 * depth) = joined;
+        } else {
+          const uint32_t words[2] = {pack<T>(number(0), number(1)), pack<T>(number(2), number(3))};
+          const uint32_t other = __shfl_xor_sync(kFullMask, odd ? words[0] : words[1], 1);
+          const uint2 joined = odd ? make_uint2(other, words[1]) : make_uint2(words[0], other);
+          if (cell >= 0) *reinterpret_cast<uint2*>(address + 16 * depth) = joined;
         }
-        const uint32_t other = __shfl_xor_sync(kFullMask, odd ? words[0] : words[1], 1);
-        const uint2 joined = odd ? make_uint2(other, words[1]) : make_uint2(words[0], other);
-        if (cell >= 0) *reinterpret_cast<uint2*>(address + 16 * depth) = joined;
       }
     }
   }
@@ -403,8 +419,9 @@ class WindowWarp {
   const WindowMap& map_;
   const WindowArguments& arguments_;
   const int channels_, head_, first_row_, lane_;
-  const int team_;        // where the team's shared memory begins
-  int next_cell_, cell_;  // of row lane % 16 of the window loaded last, and of the one at work
+  const float output_factor_;  // 1 / output_scale; 0: the result has type T
+  const int team_;             // where the team's shared memory begins
+  int next_cell_, cell_;       // of row lane % 16 of the window loaded last, and of the one at work
   int next_borders_, borders_;  // bits of the axes along which those have several regions
   uint32_t query_[kDepth][4];
 };
@@ -447,7 +464,7 @@ template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     window_tensor_core_kernel(const __grid_constant__ WindowMap map,
                               const __grid_constant__ WindowArguments arguments, int num_heads,
-                              int slices) {
+                              int slices, float output_factor) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   constexpr int kTeamThreads = Config::kWarps * 32;
   char* const shared = dynamic_shared();
@@ -461,7 +478,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   begin_next_kernel();
   wait_for_last_kernel();
-  WindowWarp<Config> worker(map, arguments, num_heads, head, team, warp);
+  WindowWarp<Config> worker(map, arguments, num_heads, head, team, warp, output_factor);
   int number = static_cast<int>(windows * slice / slices) + team;
   Window window = map.window(number);
   if (number < end) worker.begin_load(window, 0);
@@ -509,7 +526,8 @@ cudaError_t launch_window_tensor_core(const WindowProblem& problem,
                                             teams * Config::kWarps * 32, stream);
   config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
   return launch_early(config, kernel, WindowMap(problem), arguments,
-                      static_cast<int>(problem.num_heads), static_cast<int>(slices));
+                      static_cast<int>(problem.num_heads), static_cast<int>(slices),
+                      problem.output_factor());
 }
 
 // Runs a problem that can_run(). cudaErrorNotSupported: this GPU cannot.
