@@ -83,7 +83,8 @@ WRONG_FIELDS = [
     (WINDOW_ATTENTION, "window_size", [0], "INT32", "shift: expected a number, got none"),
     (WINDOW_ATTENTION, "shift", [2], "INT64", "window_size: expected a number, got none"),
     (WINDOW_ATTENTION, "shift", [-1], "INT32", "shift: expected one number"),
-    (WINDOW_ATTENTION, "heads", [2], "INT32", 'unknown field "heads", expected window_size and shift'),
+    (WINDOW_ATTENTION, "output_scale", [1], "INT32", "output_scale: expected one number of type FLOAT32"),
+    (WINDOW_ATTENTION, "heads", [2], "INT32", 'unknown field "heads", expected window_size, shift and'),
     (GROUP_NORM, "num_groups", [2], "INT32", "eps: expected a number, got none"),
     (GROUP_NORM, "num_groups", [2.0], "FLOAT32", "num_groups: expected one number of type INT32 or INT64"),
     (GROUP_NORM, "eps", [1e-5], "FLOAT32", "num_groups: expected a number, got none"),
@@ -158,7 +159,7 @@ def test_creators_list_the_fields_of_a_network():
     expected = {
         ATTENTION: ["points_per_level INT32 0"],
         FUSED_ATTENTION: ["points_per_level INT32 0", "packed INT32 1", "value_scale FLOAT32 1"],
-        WINDOW_ATTENTION: ["window_size INT32 1", "shift INT32 1"],
+        WINDOW_ATTENTION: ["window_size INT32 1", "shift INT32 1", "output_scale FLOAT32 1"],
         GROUP_NORM: ["num_groups INT32 1", "eps FLOAT32 1"],
         LINEAR: ["activation INT32 1", *flags, "normalise INT32 1", "eps FLOAT32 1"],
         LINEAR_MAX: [],
@@ -301,6 +302,7 @@ INT32, INT64 = "int32:3,2 int32:3", "int64:3,2 int64:3"
 PAIRS, NONE = "float32:2,7,3,2", "float32:0,0,3,4"
 GROUPS = "num_groups=8;eps=0.5"
 PACKED, RAGGED, WINDOW = "packed=1", "points_per_level=3,6,1", "window_size=4;shift=2"
+WINDOW_TO_INT8 = f"{WINDOW};output_scale=0.5"
 OF_INT8 = "value_scale=0.5"
 PRODUCT = "activation=1;add_residual=0;multiply_mask=0;normalise=0;eps=0.00001"
 SUM = "activation=0;add_residual=1;multiply_mask=1;normalise=0;eps=0.00001"
@@ -327,6 +329,7 @@ GOOD = {
     (FUSED_ATTENTION, OF_INT8): f"int8:2,30,4,8 {INT64} {PAIRS} float16:2,7,4,3,5,2 float16:2,7,4,15",
     (FUSED_ATTENTION, f"{PACKED};{OF_INT8}"): f"int8:2,30,4,8 {INT64} {PAIRS} bfloat16:2,7,180",
     (WINDOW_ATTENTION, WINDOW): "float16:2,9,7,96 float16:4,16,16 float16:96",
+    (WINDOW_ATTENTION, WINDOW_TO_INT8): "float16:2,9,7,96 float16:4,16,16",
     (WINDOW_ATTENTION, "window_size=5;shift=0"): "bfloat16:0,5,1,48 bfloat16:1,25,25",
     (GROUP_NORM, GROUPS): "float16:2,9,7,64 float16:64 float16:64",
     (GROUP_NORM, "num_groups=3;eps=0.00001"): "float32:1,200,200,6 float32:6 float32:6",
@@ -363,6 +366,7 @@ SAID = {
     OF_INT8: "value_scale=0.5, equal points per level",
     f"{PACKED};{OF_INT8}": "packed, value_scale=0.5, equal points per level",
     WINDOW: "window_size=4 shift=2",
+    WINDOW_TO_INT8: "window_size=4 shift=2 output_scale=0.5",
     "window_size=5;shift=0": "window_size=5 shift=0",
     PRODUCT: "activation=1 add_residual=0 multiply_mask=0 normalise=0 eps=1e-05",
     SUM: "activation=0 add_residual=1 multiply_mask=1 normalise=0 eps=1e-05",

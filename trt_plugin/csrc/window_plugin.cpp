@@ -10,26 +10,37 @@ namespace {
 constexpr char kWindowAttention[] = "WindowAttention";
 constexpr char kWindowSize[] = "window_size";
 constexpr char kShift[] = "shift";
+constexpr char kOutputScale[] = "output_scale";
 constexpr char kNumInputs[] = "num_inputs";
+
+std::string fields_text(int32_t window_size, int32_t shift, float output_scale) {
+  std::string text =
+      "window_size=" + std::to_string(window_size) + " shift=" + std::to_string(shift);
+  if (output_scale != 0) text += " output_scale=" + number_text(output_scale);
+  return text;
+}
 
 class WindowPlugin final : public KernelPlugin<WindowProblem> {
  public:
-  // Throws std::invalid_argument for numbers that the kernels do not take. `num_inputs` is 0 where
-  // the network will tell it.
-  WindowPlugin(int32_t window_size, int32_t shift, int32_t num_inputs)
-      : KernelPlugin(
-            kWindowAttention,
-            "window_size=" + std::to_string(window_size) + " shift=" + std::to_string(shift),
-            {{"qkv", "[N, H, W, 3*C]"}, {"bias", "[heads, L, L]"}, {"padding", "[3*C]"}},
-            /*last_is_optional=*/true),
+  // Throws std::invalid_argument for numbers that the kernels do not take. An `output_scale` of 0
+  // is none. `num_inputs` is 0 where the network will tell it.
+  WindowPlugin(int32_t window_size, int32_t shift, float output_scale, int32_t num_inputs)
+      : KernelPlugin(kWindowAttention, fields_text(window_size, shift, output_scale),
+                     {{"qkv", "[N, H, W, 3*C]"}, {"bias", "[heads, L, L]"}, {"padding", "[3*C]"}},
+                     /*last_is_optional=*/true),
         window_size_(window_size),
-        shift_(shift) {
+        shift_(shift),
+        output_scale_(output_scale) {
     check_message(check(options()));
     num_inputs_ = num_inputs;
   }
 
  private:
   Plugin* copy() const override { return new WindowPlugin(*this); }
+
+  DataType output_type(int32_t /*index*/, DataType const* types) const override {
+    return options().quantized_output() ? DataType::kINT8 : types[0];
+  }
 
   void check_sizes(Dims const* dims, int32_t count) const override {
     static constexpr int32_t kRanks[] = {4, 3, 1};
@@ -66,6 +77,7 @@ class WindowPlugin final : public KernelPlugin<WindowProblem> {
     WindowProblem problem;
     problem.window_size = window_size_;
     problem.shift = shift_;
+    problem.output_scale = output_scale_;
     return problem;
   }
 
@@ -92,30 +104,35 @@ class WindowPlugin final : public KernelPlugin<WindowProblem> {
            " W=" + std::to_string(problem.width) + " heads=" + std::to_string(problem.num_heads) +
            " d=" + std::to_string(problem.head_dim) +
            " window_size=" + std::to_string(problem.window_size) +
-           " shift=" + std::to_string(problem.shift) + " " + msda::name(problem.type);
+           " shift=" + std::to_string(problem.shift) + " " + msda::name(problem.type) +
+           (problem.quantized_output() ? " to int8" : "");
   }
 
   std::vector<PluginField> fields() const override {
-    return {{kWindowSize, &window_size_, kInt32, 1},
-            {kShift, &shift_, kInt32, 1},
-            {kNumInputs, &num_inputs_, kInt32, 1}};
+    std::vector<PluginField> result{{kWindowSize, &window_size_, kInt32, 1},
+                                    {kShift, &shift_, kInt32, 1},
+                                    {kNumInputs, &num_inputs_, kInt32, 1}};
+    if (output_scale_ != 0) result.emplace_back(kOutputScale, &output_scale_, kFloat32, 1);
+    return result;
   }
 
   int32_t window_size_;
   int32_t shift_;
+  float output_scale_;  // 0: the result has the type of qkv
 };
 
 }  // namespace
 
 Creator& window_attention_creator() {
-  static Creator creator(kWindowAttention,
-                         {number_field(kWindowSize, "0 or more"), number_field(kShift, "0 or more"),
-                          number_field(kNumInputs, "0 or more", Presence::kSerialised)},
-                         "window_size and shift", [](FieldValues const& fields) -> Plugin* {
-                           return new WindowPlugin(fields.number(kWindowSize),
-                                                   fields.number(kShift),
-                                                   fields.number(kNumInputs));
-                         });
+  static Creator creator(
+      kWindowAttention,
+      {number_field(kWindowSize, "0 or more"), number_field(kShift, "0 or more"),
+       real_field(kOutputScale, Presence::kOptional),
+       number_field(kNumInputs, "0 or more", Presence::kSerialised)},
+      "window_size, shift and optional output_scale", [](FieldValues const& fields) -> Plugin* {
+        return new WindowPlugin(fields.number(kWindowSize), fields.number(kShift),
+                                fields.real(kOutputScale), fields.number(kNumInputs));
+      });
   return creator;
 }
 
