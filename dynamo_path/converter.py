@@ -65,6 +65,7 @@ FIELDS = (
     "hidden_scale",
     "next_scale",
     "value_scale",
+    "output_scale",
 )
 """Arguments that are fields of the plugins."""
 FLOAT_TYPES = {"FLOAT": torch.float32, "HALF": torch.float16, "BF16": torch.bfloat16}

@@ -24,6 +24,7 @@ from dynamo_path.fused_quantized_feed_forwards import fuse_quantized_feed_forwar
 from dynamo_path.fused_quantized_layer_norms import fuse_quantized_layer_norms
 from dynamo_path.fused_quantized_linears import fuse_quantized_linears
 from dynamo_path.fused_quantized_values import fuse_quantized_values
+from dynamo_path.fused_quantized_windows import fuse_quantized_windows
 from dynamo_path.packed_projections import pack_projections
 from dynamo_path.quantized_layers import quantize_layers
 from dynamo_path.written_out_linears import calls_in_8_bits, write_out_for_tensorrt
@@ -228,6 +229,7 @@ def patched_interpreter(
                 quantize_layers(module, ranges, request.precision)
                 fuse_quantized_linears(module, request.precision)
                 fuse_quantized_layer_norms(module)
+                fuse_quantized_windows(module)
                 fuse_quantized_feed_forwards(module)
                 fuse_quantized_values(module)
             super().__init__(module, *args, **kwargs)

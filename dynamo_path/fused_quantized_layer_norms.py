@@ -33,10 +33,10 @@ def fuse_quantized_layer_norms(module: torch.fx.GraphModule) -> int:
             _pass_views(node)
     module.graph.eliminate_dead_code()
     for node in list(module.graph.nodes):
-        quantisers = _quantisers(node)
-        numbers = {(float(value_of(module, x.args[1])), x.args[2]) for x in quantisers}
-        if len(numbers) == 1:
-            _replace(module, node, quantisers, *numbers.pop())
+        result = result_of_norm(node)
+        quantised = None if result is None else quantisers_of(module, result)
+        if quantised is not None:
+            _replace(module, node, *quantised)
             count += 1
     module.graph.eliminate_dead_code()
     module.graph.lint()
@@ -81,11 +81,19 @@ def result_of_norm(node: torch.fx.Node) -> torch.fx.Node | None:
     return results[0]
 
 
-def _quantisers(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """Returns the quantize calls behind a normalisation, if these are all of its readers."""
-    result = result_of_norm(node)
-    readers = [] if result is None else list(result.users)
-    return readers if all(map(_is_quantiser, readers)) else []
+def quantisers_of(
+    module: torch.fx.GraphModule, result: torch.fx.Node
+) -> tuple[list[torch.fx.Node], float, torch.dtype] | None:
+    """Returns the quantize calls that read a result, their scale and type, if a call can take their place.
+
+    They are all of its readers, quantise it to the same numbers, and do so for calls of `quantized_linear`
+    alone.
+    """
+    readers = list(result.users)
+    if not all(map(_is_quantiser, readers)):
+        return None
+    numbers = {(float(value_of(module, x.args[1])), x.args[2]) for x in readers}
+    return (readers, *numbers.pop()) if len(numbers) == 1 else None
 
 
 def _is_quantiser(node: torch.fx.Node) -> bool:

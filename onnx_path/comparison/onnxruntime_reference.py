@@ -15,17 +15,21 @@ import onnx
 
 from onnx_path.nodes.attention import DOMAIN, PACKED, remove_function_bodies
 from onnx_path.nodes.custom_operators import OWN_DOMAINS
+from onnx_path.nodes.window_attention import OUTPUT_SCALE, WINDOW_ATTENTION, QuantizedWindowAttention
 from onnx_path.opset import opset_of
 from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.rewrite import function_bodies
 
 
 def add_bodies(model: onnx.ModelProto) -> None:
-    """Gives our nodes, packed ones and NVIDIA's the bodies that onnxruntime needs, in place."""
+    """Gives our nodes, also those of builds, and NVIDIA's the bodies that onnxruntime needs, in place."""
     if not any(node.domain in OWN_DOMAINS for node in model.graph.node):
         return
     for node in model.graph.node:
         attributes = [x for x in node.attribute if x.name != PACKED]
+        is_window = (node.domain, node.op_type) == (DOMAIN, WINDOW_ATTENTION)
+        if is_window and any(x.name == OUTPUT_SCALE for x in attributes):
+            node.op_type = QuantizedWindowAttention.name
         if node.domain == DOMAIN and len(attributes) < len(node.attribute):
             node.op_type = function_bodies.PackedMultiScaleDeformableAttention.name
             del node.attribute[:]

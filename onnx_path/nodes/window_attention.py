@@ -3,6 +3,10 @@
 A node `WindowAttention` of domain `msda` has the tensors of `msda.window_attention` as inputs, in the same
 order, and its integers as attributes. `onnx_path.nodes.attention` says how TensorRT and other runtimes run
 such nodes. The body fixes no size: images, rows, columns, heads and channels may all be dynamic.
+
+Builds give nodes `output_scale`, the quantisation scale of a result in int8, see
+`onnx_path.tensorrt.fused_quantized_windows`. No file has such nodes. A body gives one type of result, so
+onnxruntime runs them by another, `QuantizedWindowAttention`.
 """
 
 from __future__ import annotations
@@ -16,7 +20,10 @@ from onnxscript import opset20 as op
 from onnx_path.nodes.domain import PLUGIN_ATTRIBUTES, msda_op, one_type_node
 from trt_plugin.library import WINDOW_ATTENTION
 
+OUTPUT_SCALE = "output_scale"
+
 _FLOAT = onnx.TensorProto.FLOAT
+_INT8 = onnx.TensorProto.INT8
 _INT64 = onnx.TensorProto.INT64
 
 
@@ -26,7 +33,9 @@ def translation() -> Callable:
     attributes = {"window_size": integer, "shift": integer}
     node = one_type_node(WINDOW_ATTENTION, ("qkv", "bias", "padding"), attributes, optional="padding")
 
-    def window_attention(qkv, bias, padding, window_size, shift):
+    def window_attention(qkv, bias, padding, window_size, shift, output_scale=None):
+        if output_scale is not None:
+            raise ValueError(f"output_scale: expected None in an export to ONNX, got {output_scale}")
         return node(qkv, bias, padding, window_size=window_size, shift=shift, **PLUGIN_ATTRIBUTES)
 
     return window_attention
@@ -98,3 +107,11 @@ def WindowAttention(qkv, bias, padding, window_size: int, shift: int):
     )
     out = op.Slice(out, [0, 0], op.Concat(height, width, axis=0), [1, 2])
     return op.CastLike(out, qkv)
+
+
+@onnxscript.script(msda_op, default_opset=op)
+def QuantizedWindowAttention(qkv, bias, padding, window_size: int, shift: int, output_scale: float):
+    """msda.window_attention with output_scale: the result, rounded to qkv's type, in int8."""
+    result = msda_op.WindowAttention(qkv, bias, padding, window_size=window_size, shift=shift)
+    scaled = op.Cast(result, to=_FLOAT) / op.Constant(value_float=output_scale)
+    return op.Cast(op.Clip(op.Round(scaled), -128.0, 127.0), to=_INT8)

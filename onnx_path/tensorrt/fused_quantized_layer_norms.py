@@ -28,7 +28,7 @@ def fuse_layer_norms(graph: ir.Graph) -> None:
         if is_op(node, "QuantizeLinear"):
             _pass_reshapes(node)
     for node in list(graph):
-        quantisers = _quantisers(node)
+        quantisers = quantisers_of(node.outputs[0]) if type_of_norm(node) is not None else []
         if quantisers:
             _replace(node, quantisers)
 
@@ -64,11 +64,11 @@ def type_of_norm(node: ir.Node) -> ir.DataType | None:
     return dtype if dtype in SIXTEEN_BITS else None
 
 
-def _quantisers(node: ir.Node) -> list[ir.Node]:
-    """Returns the QuantizeLinear nodes behind a normalisation that a node can replace."""
-    if type_of_norm(node) is None:
-        return []
-    result = node.outputs[0]
+def quantisers_of(result: ir.Value) -> list[ir.Node]:
+    """Returns the QuantizeLinear nodes that read a result, if a node can give their numbers in its place.
+
+    They are all of its readers, quantise it to the same numbers, and do so for nodes `QuantizedLinear` alone.
+    """
     readers = [use.node for use in result.uses()]
     if not all(map(_is_quantiser, readers)) or result.is_graph_output():
         return []

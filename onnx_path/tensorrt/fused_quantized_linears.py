@@ -28,6 +28,7 @@ from onnx_path.surgery.graph.traversal import add_constant, attribute, constant,
 from onnx_path.tensorrt.fused_quantized_feed_forwards import fuse_quantized_feed_forwards
 from onnx_path.tensorrt.fused_quantized_layer_norms import fuse_layer_norms
 from onnx_path.tensorrt.fused_quantized_values import fuse_values
+from onnx_path.tensorrt.fused_quantized_windows import fuse_windows
 from trt_plugin.library import QUANTIZED_LINEAR
 
 
@@ -68,8 +69,9 @@ class QuantizedLayer:
 def fuse_quantized_linears(model: ir.Model) -> int:
     """Replaces the layers of a model that a kernel runs fast on the current GPU, in place.
 
-    The normalisations before them follow, see `onnx_path.tensorrt.fused_quantized_layer_norms`, blocks of two
-    layers, see `onnx_path.tensorrt.fused_quantized_feed_forwards`, and the values of MSDA, see
+    The normalisations before them follow, see `onnx_path.tensorrt.fused_quantized_layer_norms`, the window
+    attention before them, see `onnx_path.tensorrt.fused_quantized_windows`, blocks of two layers, see
+    `onnx_path.tensorrt.fused_quantized_feed_forwards`, and the values of MSDA, see
     `onnx_path.tensorrt.fused_quantized_values`.
 
     Args:
@@ -90,7 +92,9 @@ def fuse_quantized_linears(model: ir.Model) -> int:
 
 
 def fuse_layers(model: ir.Model, is_fast: Callable[[QuantizedLayer], bool]) -> int:
-    """Replaces the layers of a main graph, and normalisations before them, in place; returns their number.
+    """Replaces the layers of a main graph, and what is before them, in place; returns their number.
+
+    Normalisations and window attention before the layers get results in 8 bits.
 
     Args:
         model: a layer becomes a node with as many of its steps as `is_fast` accepts.
@@ -106,6 +110,7 @@ def fuse_layers(model: ir.Model, is_fast: Callable[[QuantizedLayer], bool]) -> i
     if count:
         ir.passes.common.RemoveUnusedNodesPass()(model)
         fuse_layer_norms(model.graph)
+        fuse_windows(model.graph)
         model.opset_imports[DOMAIN] = 1
     return count
 

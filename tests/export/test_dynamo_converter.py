@@ -30,6 +30,11 @@ def network(plugin) -> Mock:
         (converter.ATTENTION, {"points_per_level": [4, 2, 1]}, "points_per_level=[4,2,1]"),
         (converter.FUSED_ATTENTION, {"packed": 1}, "packed, equal points per level"),
         (converter.WINDOW_ATTENTION, {"window_size": 12, "shift": 6}, "window_size=12 shift=6"),
+        (
+            converter.WINDOW_ATTENTION,
+            {"window_size": 12, "shift": 6, "output_scale": 0.25},
+            "window_size=12 shift=6 output_scale=0.25",
+        ),
         (converter.TOP_K_INDICES, {"count": 900}, "count=900"),
         (converter.LINEAR_MAX, {}, ""),
         (converter.GROUP_NORM, {"num_groups": 32, "eps": 1e-5}, "num_groups=32 eps=1e-05"),
@@ -100,16 +105,17 @@ def test_arguments_by_name_and_types(network, monkeypatch):
     assert found == ["HALF", "INT64", "INT64", "torch.float32", "torch.float32", "HALF"]
 
 
+@pytest.mark.parametrize(("scale", "said"), [(None, ""), (0.5, " output_scale=0.5")])
 @pytest.mark.parametrize("padding", ["BF16", None])
-def test_inputs_of_window_attention_have_one_type(network, monkeypatch, padding):
+def test_inputs_of_window_attention_have_one_type(network, monkeypatch, padding, scale, said):
     import tensorrt
 
     target, types = torch.ops.msda.window_attention.default, ("HALF", "FLOAT", padding)
-    found = converted(network, monkeypatch, target, types, 12, 6)
+    found = converted(network, monkeypatch, target, types, 12, 6, scale)
     assert found == ["HALF", "torch.float16", "torch.float16"][: 3 if padding else 2]
     instance = network.add_plugin_v3.call_args.args[2]
     made = instance.get_capability_interface(tensorrt.PluginCapabilityType.BUILD)
-    assert made.metadata_string == "window_size=12 shift=6"
+    assert made.metadata_string == "window_size=12 shift=6" + said
 
 
 def test_inputs_of_group_norm_have_one_type(network, monkeypatch):

@@ -112,7 +112,7 @@ ALL = (Backend("torch-cpu", msda.window_attention), *EMULATED, *ON_GPU)
 
 
 def check(backend: Backend, inputs: Inputs, order: int = 0) -> None:
-    """Fails unless the result is near to the truth, or in int8 to the backend's own result without a scale."""
+    """Fails unless the result is near the truth, or in int8 near the backend's own result without a scale."""
     if inputs.output_scale is None:
         backend.check(inputs, order)
         return

@@ -1,19 +1,25 @@
-"""Window attention as an ONNX node: its body in onnxruntime, and the plugin behind TensorRT's parser."""
+"""Window attention as an ONNX node: body, the pass that gives it a result in int8, and engines."""
 
 from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 
 import msda
 from benchmarks.operator_errors import TOLERANCE, relative_error
 from msda import window_reference
+from onnx_path.comparison.onnxruntime_reference import add_bodies
 from onnx_path.nodes.attention import add_function_bodies
+from onnx_path.nodes.domain import DOMAIN
 from onnx_path.nodes.window_attention import WINDOW_ATTENTION
 from onnx_path.surgery.rewrite.function_bodies import LOWEST_OPSET
+from onnx_path.tensorrt.fused_quantized_linears import fuse_layers
 from onnx_path.tensorrt.optimization_profiles import ShapeRange
+from tests.onnx import eight_bit_layers
+from tests.onnx.eight_bit_layers import ARRAYS, PRECISIONS
 from tests.onnx.map_nodes import (
     CODES,
     Shapes,
@@ -27,6 +33,8 @@ from tests.onnx.map_nodes import (
     run_session,
     sizes_of,
 )
+from tests.onnx.text_models import text_model
+from trt_plugin.library import QUANTIZED_LINEAR
 
 MAPS = [(2, 8, 8), (1, 9, 7), (3, 3, 5), (2, 1, 13), (1, 12, 16), (0, 4, 4)]
 """N, H, W."""
@@ -110,6 +118,115 @@ def test_conversion_to_16_bits(precision):
     assert len(graph.initializer) == len(sizes)
 
 
+@pytest.mark.parametrize("opset", [LOWEST_OPSET, 20])
+@pytest.mark.parametrize("padded", [True, False], ids=["padding", "zeros"])
+def test_body_in_int8(padded, opset):
+    inputs = make_inputs((2, 9, 7), 4, 2, 8, padded, torch.float32)
+    edges = "".join(f"float{list(x.shape)} {name}, " for name, x in inputs.items()).removesuffix(", ")
+    node = "msda.WindowAttention<window_size = 4, shift = 2, output_scale = 0.01>"
+    model = text_model(
+        f"output = {node}({', '.join(inputs)})", edges, "int8[2, 9, 7, 16] output", opset, domains=DOMAIN
+    )
+    add_bodies(model)
+    found = torch.from_numpy(run_session(open_session(model), inputs))
+    expected = msda.window_attention(inputs["qkv"], inputs["bias"], inputs.get("padding"), 4, 2, 0.01)
+    assert found.dtype == torch.int8
+    eight_bit_layers.check_numbers(found.float(), expected, torch.int8)
+
+
+# The pass.
+
+NODE = "msda.WindowAttention<window_size = 4, shift = 2>(x, position, padding)"
+WINDOW = f"a = {NODE} h = Reshape(a, R)"
+QUANTISE = " q{0} = QuantizeLinear(h, {1}, z)"
+LAYER = (
+    " d{0} = DequantizeLinear(q{0}, s, z) v{0} = DequantizeLinear<axis = 1>(W, w) {1} = MatMul(d{0}, v{0})"
+)
+ONE = WINDOW + QUANTISE.format(0, "s") + LAYER.format(0, "y")
+OUTPUT = "float16[2, 63, 32] y"
+TWO_OUTPUTS = OUTPUT + ", float16[2, 63, 32] k"
+FUSED = {
+    "one layer": (ONE, OUTPUT),
+    "no reshape": (ONE.replace(" h = Reshape(a, R)", "").replace("a = ", "h = "), "float16[2, 9, 7, 32] y"),
+    "two reshapes": (ONE.replace("h = Reshape(a, R)", "b = Reshape(a, B) h = Reshape(b, R)"), OUTPUT),
+    "two layers": (ONE + LAYER.format(1, "k").replace("q1", "q0"), TWO_OUTPUTS),
+    "two quantisers": (ONE + QUANTISE.format(1, "s") + LAYER.format(1, "k"), TWO_OUTPUTS),
+}
+STAY = {
+    "a reader in 16 bits": (ONE + " k = Neg(h)", OUTPUT + ", float16[2, 63, 16] k"),
+    "a reader before the reshape": (ONE + " k = Neg(a)", OUTPUT + ", float16[2, 9, 7, 16] k"),
+    "an output in 16 bits": (ONE, OUTPUT + ", float16[2, 9, 7, 16] a"),
+    "a quantised output": (ONE, OUTPUT + ", int8[2, 63, 16] q0"),
+    "another scale": (
+        ONE + QUANTISE.format(1, "t") + LAYER.format(1, "k").replace("(q1, s", "(q1, t"),
+        TWO_OUTPUTS,
+    ),
+    "a reader that dequantises": (
+        ONE + " e = DequantizeLinear(q0, s, z) k = Neg(e)",
+        OUTPUT + ", float16[2, 63, 16] k",
+    ),
+}
+
+
+def quantized_model(body: str, outputs: str, precision: str = "int8") -> onnx.ModelProto:
+    """Window attention of [2, 9, 7, 48] with two heads, before layers with 16 inputs and 32 outputs."""
+    dtype, random = ARRAYS[PRECISIONS[precision]], np.random.default_rng(0)
+    constants = {
+        "position": random.standard_normal((2, 16, 16)).astype(np.float16),
+        "padding": random.standard_normal(48).astype(np.float16),
+        "s": np.float16(0.03),
+        "t": np.float16(0.05),
+        "z": np.zeros((), dtype),
+        "W": (random.standard_normal((16, 32)) * 30).astype(np.float32).astype(dtype),
+        "w": np.full(32, 0.001, np.float16),
+        "R": np.array([2, -1, 16]),
+        "B": np.array([18, 7, 16]),
+    }
+    model = eight_bit_layers.quantized_model(body, "float16[2, 9, 7, 48] x", outputs, constants)
+    model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
+    for node in model.graph.node:
+        node.name = f"/block/{node.output[0]}/{node.op_type}"
+    return model
+
+
+def fused(model: onnx.ModelProto) -> onnx.ModelProto:
+    changed = ir.from_proto(model)
+    fuse_layers(changed, lambda layer: layer.output_scale is None)
+    return ir.to_proto(changed)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_windows_that_give_int8(name):
+    model = quantized_model(*FUSED[name])
+    found = fused(model)
+    reshapes, layers = (FUSED[name][0].count(x) for x in (" Reshape", "MatMul"))
+    kinds = [node.op_type for node in found.graph.node]
+    assert kinds == [WINDOW_ATTENTION, *["Reshape"] * reshapes, *[QUANTIZED_LINEAR] * layers]
+    numbers = {x.name: onnx.helper.get_attribute_value(x) for x in found.graph.node[0].attribute}
+    assert numbers["output_scale"] == pytest.approx(0.03, rel=1e-3)
+    types = {x.name: x.type.tensor_type.elem_type for x in found.graph.value_info}
+    assert {types[x.output[0]] for x in found.graph.node[: 1 + reshapes]} == {onnx.TensorProto.INT8}
+    x = np.random.default_rng(1).standard_normal((2, 9, 7, 48)).astype(np.float16)
+    for one in (found, model):
+        add_bodies(one)
+        onnx.checker.check_model(one, full_check=True)
+    for one, other in zip(*(open_session(m).run(None, {"x": x}) for m in (found, model)), strict=True):
+        assert relative_error(torch.from_numpy(one), torch.from_numpy(other).double()) < 1e-2
+
+
+@pytest.mark.parametrize(
+    ("body", "outputs", "precision"),
+    [*((*case, "int8") for case in STAY.values()), (ONE, OUTPUT, "fp8")],
+    ids=[*STAY, "fp8"],
+)
+def test_windows_that_stay(body, outputs, precision):
+    found = fused(quantized_model(body, outputs, precision))
+    node = found.graph.node[0]
+    assert node.op_type == WINDOW_ATTENTION and "output_scale" not in {x.name for x in node.attribute}
+    kinds = {node.op_type for node in found.graph.node}
+    assert {QUANTIZED_LINEAR, "QuantizeLinear"} <= kinds
+
+
 # Engines. Head dimensions and window sizes of all kernels, one of them of the plain kernel only.
 WINDOWS = [(7, 3, 32), (8, 4, 16), (12, 6, 32), (12, 0, 32), (16, 8, 64), (5, 2, 24)]
 
@@ -136,3 +253,18 @@ def test_engine_of_fixed_shapes(tmp_path, padded, dtype):
     shapes = {name: tuple(x.shape) for name, x in inputs.items()}
     path = build_engine(tmp_path, window_node(dtype, 12, 6, shapes))
     assert_close(run_engine(path, inputs), inputs, 12, 6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", FUSED)
+def test_engine_of_int8(tmp_path, name):
+    """The result is that of the Q/DQ nodes in onnxruntime, but for the rounding of 16 bits."""
+    model = quantized_model(*FUSED[name])
+    layers = FUSED[name][0].count("MatMul")
+    path = eight_bit_layers.build_fused_engine(tmp_path, fused(model), plugins=1 + layers)
+    add_bodies(model)
+    x = np.random.default_rng(1).standard_normal((2, 9, 7, 48)).astype(np.float16)
+    expected = open_session(model).run(None, {"x": x})
+    for output, numbers in zip(model.graph.output, expected, strict=True):
+        found = run_engine(path, {"x": torch.from_numpy(x)}, output.name)
+        assert relative_error(torch.from_numpy(found), torch.from_numpy(numbers).double()) < 1e-2

@@ -1,4 +1,4 @@
-"""Function bodies of the nodes that the surgery writes, and of packed nodes, in the opset of the model."""
+"""Function bodies of the nodes that the surgery and builds write, in the opset of the model."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from onnxscript import opset20 as op
 
 from onnx_path.nodes import attention
 from onnx_path.nodes.attention import MAP_OPERATORS, NVIDIA_DOMAIN, msda_op
+from onnx_path.nodes.window_attention import QuantizedWindowAttention
 
 NVIDIA = "MultiscaleDeformableAttnPlugin_TRT"
 NVIDIA_ATTRIBUTES = {"plugin_namespace": "", "plugin_version": "1"}
@@ -65,7 +66,7 @@ def functions(opset: int, target: str = "msda", op_types: Iterable[str] = ()) ->
 
     Args:
         opset: the model's version of the standard operators, at least `LOWEST_OPSET`.
-        target: "msda" or "nvidia"; "onnxruntime" for the nodes of both, packed ones and `MAP_OPERATORS`.
+        target: "msda" or "nvidia"; "onnxruntime" for the nodes of both, of builds and `MAP_OPERATORS`.
         op_types: operators of the nodes; the bodies of those of `MAP_OPERATORS` are added.
     """
     bodies = attention.function_bodies(MAP_OPERATORS if target == "onnxruntime" else op_types)
@@ -74,7 +75,8 @@ def functions(opset: int, target: str = "msda", op_types: Iterable[str] = ()) ->
     if target != "msda":
         bodies.insert(0, MultiscaleDeformableAttnPlugin_TRT.to_function_proto())
     if target == "onnxruntime":
-        bodies.append(PackedMultiScaleDeformableAttention.to_function_proto())
+        forms = PackedMultiScaleDeformableAttention, QuantizedWindowAttention
+        bodies += [form.to_function_proto() for form in forms]
     for body in bodies:
         for imported in body.opset_import:
             if imported.domain == "":
