@@ -7,7 +7,8 @@ it is, such as MSDA, softmax, normalisations and TopK. These products stay too:
 - heads: the layers that give outputs and top-k scores, and the layers that feed these alone;
 - the decoder: a few hundred rows gain less than quantising them costs;
 - the layers that read the image;
-- the layers around attention, see `AttentionFinder`, but those that give MSDA its values in int8;
+- the layers around attention, see `AttentionFinder`, but those that give MSDA its values in int8, and those
+  behind a node of window attention in INT8;
 - linear layers before a normalisation over cells, but those that a GroupNorm node reads;
 - linear layers that merge cells, see `_merges_cells`;
 - convolutions that TensorRT does not run faster, see `Policy._is_slow`;
@@ -69,7 +70,7 @@ class Policy:
         self._products = {product.node: product for product in find_products(graph)}
         self._heads = HeadFinder(graph, types, self._products, self._static, selected)
         self._rows = find_rows(graph, self._products, self._static, selected)
-        self._attention = AttentionFinder(self._products, self._static)
+        self._attention = AttentionFinder(self._products, self._static, precision)
         before_silu = [x for x in self._products.values() if x.is_convolution and _precedes_silu(x.output)]
         self._narrow = set() if any(map(_is_wide, before_silu)) else set(before_silu)
         self.products = list(self._products.values())
@@ -164,16 +165,17 @@ class AttentionFinder:
 
     TensorRT computes queries, keys and values in one product, in the layout that its attention kernel reads.
     In 8 bits it does so for three layers that read the same tensor, not for one whose result is cut in three.
-    A node of window attention reads the result of one layer as it is. Behind them and behind MSDA, quantising
-    takes a kernel of its own.
+    A node of window attention reads the result of one layer as it is, and quantises its own to int8. Behind
+    other attention and behind MSDA, quantising takes a kernel of its own.
     """
 
-    def __init__(self, products: Container[ir.Node], static: set[ir.Value]) -> None:
-        self._products, self._static = products, static
+    def __init__(self, products: Container[ir.Node], static: set[ir.Value], precision: str) -> None:
+        self._products, self._static, self._precision = products, static, precision
 
     def is_around(self, product: Product) -> bool:
         """Returns whether a linear layer gives attention or MSDA an input, or reads their result."""
-        if self._reads(product.source) or self._gives(product.output, _samples):
+        reads = self._reads(product.source) and not self._reads_int8(product.source)
+        if reads or self._gives(product.output, _samples):
             return True
         readers = {use.node for use in product.source.uses() if use.node in self._products}
         givers = [node for node in readers if self._gives(node.outputs[0], self._multiplies)]
@@ -189,6 +191,14 @@ class AttentionFinder:
             if (joins or passes) and any(self._gives(output, attends) for output in use.node.outputs):
                 return True
         return False
+
+    def _reads_int8(self, value: ir.Value) -> bool:
+        """Returns whether a node of window attention gives a value, which it can quantise."""
+        node = value.producer()
+        while is_op(node, "Reshape"):
+            node = node.inputs[0].producer()
+        is_window = node is not None and (node.domain, node.op_type) in WINDOW_ATTENTIONS
+        return is_window and self._precision == "int8"
 
     def _reads(self, value: ir.Value) -> bool:
         pending, seen = [value], set()

@@ -159,9 +159,11 @@ class Drawing:
     Args:
         gelu: whether a GELU follows the convolution, as one node or by Erf; it is 16 bits then.
         groups: of the convolution.
+        precision: "int8" or "fp8".
     """
 
-    def __init__(self, gelu: str | None = None, groups: int = 1) -> None:
+    def __init__(self, gelu: str | None = None, groups: int = 1, precision: str = "int8") -> None:
+        self.precision = precision
         self.nodes: list[onnx.NodeProto] = []
         self.weights: dict[str, np.ndarray] = {}
         self.random = np.random.default_rng(0)
@@ -241,7 +243,7 @@ class Drawing:
         self.x = self.add("Add", self.x, self.linear(mixed, CHANNELS, "sixteen"))
 
     def window_attention(self) -> None:
-        """Cells attend in windows, by one node."""
+        """Cells attend in windows, by one node, which quantises its result to int8."""
         if self.cells:
             qkv = self.linear(self.x, 3 * CHANNELS, "eight")
             inputs = [
@@ -251,7 +253,8 @@ class Drawing:
             ]
             found = self.add("WindowAttention", *inputs, domain="msda", window_size=4, shift=2)
             rows = self.add("Reshape", found, self.constant([1, -1, CHANNELS]))
-            self.x = self.add("Add", self.x, self.linear(rows, CHANNELS, "sixteen"))
+            name = "eight" if self.precision == "int8" else "sixteen"
+            self.x = self.add("Add", self.x, self.linear(rows, CHANNELS, name))
 
     def group_norm(self) -> None:
         """A linear layer, then its group normalisation over the cells, by one node."""
@@ -340,7 +343,7 @@ BLOCKS = (
 )
 def test_drawn_graphs(blocks, form, gelu, groups):
     """Only layers that may be 8 bits read Q/DQ nodes, and both their inputs do."""
-    drawing = Drawing(gelu, groups)
+    drawing = Drawing(gelu, groups, form.name)
     for block in blocks:
         block(drawing)
     drawing.norm()
