@@ -18,8 +18,8 @@ from benchmarks.linear import PROBLEMS, LinearProblem, quantized
 from kernels.lab.timed_line import print_line
 
 VARIABLE = "MSDA_QUANTIZED_LINEAR"
-KERNELS = "rows", "pingpong_64x256", "pingpong_128x128"
-"""Those without a residual, as in quantized_linear_choice.h."""
+KERNELS = "rows", "pingpong_64x256", "pingpong_128x128", "cooperative_128x192"
+"""Those of quantized_linear_choice.h for int8."""
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
     cache. Results have 8 bits behind an activation, and the values of MSDA (masked) in both types.
     """
     for problem in PROBLEMS:
-        if problem.residual or problem.normed:
+        if problem.normed:
             continue
         for batch in 1, 8:
             time_problem(dataclasses.replace(problem, rows=batch * problem.rows), f"{problem.name} x {batch}")
