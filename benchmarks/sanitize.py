@@ -49,8 +49,8 @@ def run_edge_cases(*, only: Annotated[str, Parameter(metavar="REGEX")] = "") -> 
     are compared with the reference on the CPU, which detects a kernel that did not run.
 
     Window attention runs with padding, shift, and every compiled window and head size, with results in int8
-    and in qkv's type. Group normalisation
-    runs with maps of one cell to many parts, and groups of whole vectors and of odd sizes. Linear layers run
+    and in qkv's type. Group normalisation runs with maps of one cell to many parts, with one and with several
+    levels, and with groups of whole vectors and of odd sizes. Linear layers run
     with every activation, with residuals and masks, and with sizes that end within a tile. So do those with
     8-bit inputs, with results in 8 and 16 bits. Layer normalisation in 8 bits runs with rows of whole vectors
     and of odd sizes. Feed-forward blocks run with the sizes of both kernels, and so do those in int8. The
@@ -133,6 +133,10 @@ def cases() -> Iterator[tuple[str, float, Callable[[], float]]]:
         what = f"norm {height}x{width} groups {num_groups}x{group_size} {dtype} unaligned={unaligned}"
         run = partial(check_map, msda.group_norm, norms.truth, problem, dtype, unaligned)
         yield what, operator_errors.TOLERANCE[dtype], run
+        operator = partial(two_levels, msda.group_norm_levels)
+        truth = truth_by(partial(two_levels, msda.group_norm_reference.group_norm_levels))
+        run = partial(check_map, operator, truth, problem, dtype, unaligned)
+        yield f"{what} of two levels", operator_errors.TOLERANCE[dtype], run
     forms = (("none",), ("gelu",), ("relu",), ("none", True), ("gelu", True), ("none", False, True))
     sizes = (3, 8, 8), (63, 20, 33), (130, 64, 192), (864, 1544, 264)
     layers = [*itertools.product(sizes, forms)]
@@ -257,6 +261,19 @@ def check_map(
     inputs = problem.inputs(dtype, "cpu")
     moved = (to_gpu(x, unaligned, torch.int64) if isinstance(x, torch.Tensor) else x for x in inputs)
     return operator_errors.relative_error(operator(*moved).cpu(), truth(inputs))
+
+
+def two_levels(
+    operator: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    *numbers: float,
+) -> torch.Tensor:
+    """Normalises a map and its first cell with a result in int8 too, and returns the other."""
+    cells = x.flatten(1, 2)
+    levels = [cells, cells[:, :1]]
+    return operator(levels, [weight, weight], [bias, bias], *numbers, next_scale=0.03)[0]
 
 
 def quantized_feed_forward(x: torch.Tensor, *others: object) -> torch.Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-import msda  # noqa: F401  (registers torch.ops.msda)
+import msda
 import trt_plugin
 from dynamo_path.fused_quantized_feed_forwards import quantized_feed_forward
 from dynamo_path.fused_quantized_linears import quantized_linear
@@ -27,6 +27,7 @@ from trt_plugin.library import (
     FEED_FORWARD,
     FUSED_ATTENTION,
     GROUP_NORM,
+    GROUP_NORM_LEVELS,
     LINEAR,
     LINEAR_MAX,
     QUANTIZED_FEED_FORWARD,
@@ -96,6 +97,7 @@ def register() -> None:
     for target in (quantize, dequantize):
         dynamo_tensorrt_converter(target, supports_dynamic_shapes=True)(convert_scaling)
     dynamo_tensorrt_converter(quantized_linear, supports_dynamic_shapes=True)(convert_quantized_linear)
+    dynamo_tensorrt_converter(msda.group_norm_levels, supports_dynamic_shapes=True)(convert_group_norm_levels)
     dynamo_tensorrt_converter(
         torch.ops.aten.where.self,
         capability_validator=is_bfloat16,
@@ -232,6 +234,27 @@ def convert_quantized_linear(
             tensor = cast_trt_tensor(ctx, tensor, dtype, f"{name}_{key}_cast")
         inputs.append(inputs[2] if tensor is None else tensor)
     return add_plugin_layer(ctx.net, QUANTIZED_LINEAR, [x, *inputs], fields, f"{QUANTIZED_LINEAR}-[{name}]")
+
+
+def convert_group_norm_levels(
+    ctx: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any], name: str
+) -> Any:
+    """Converts a call of `msda.group_norm_levels`. Arguments and result are those of `convert`."""
+    from torch_tensorrt.dynamo.conversion.converter_utils import cast_trt_tensor, get_trt_tensor
+
+    levels, weights, biases, num_groups, eps, next_scale = args
+    inputs: list[Any] = []
+    for index, level in enumerate(zip(levels, weights, biases, strict=True)):
+        for key, value in zip(("level", "weight", "bias"), level, strict=True):
+            tensor = get_trt_tensor(ctx, value, f"{name}_{key}_{index}")
+            # Another converter may have promoted it.
+            if inputs and tensor.dtype != inputs[0].dtype:
+                wanted = FLOAT_TYPES[inputs[0].dtype.name]
+                tensor = cast_trt_tensor(ctx, tensor, wanted, f"{name}_{key}_{index}_cast")
+            inputs.append(tensor)
+    numbers = {"num_levels": len(levels), "num_groups": num_groups}
+    fields = numbers | {"eps": eps, "next_scale": 0.0 if next_scale is None else next_scale}
+    return add_plugin_layer(ctx.net, GROUP_NORM_LEVELS, inputs, fields, f"{GROUP_NORM_LEVELS}-[{name}]")
 
 
 def _inputs_of_linear(x: Any, weight: Any, bias: Any = None, **optional: Any) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from dynamo_path.fused_quantized_layer_norms import fuse_quantized_layer_norms
 from dynamo_path.fused_quantized_linears import fuse_quantized_linears
 from dynamo_path.fused_quantized_values import fuse_quantized_values
 from dynamo_path.fused_quantized_windows import fuse_quantized_windows
+from dynamo_path.joined_group_norms import join_group_norms
 from dynamo_path.packed_projections import pack_projections
 from dynamo_path.quantized_layers import quantize_layers
 from dynamo_path.written_out_linears import calls_in_8_bits, write_out_for_tensorrt
@@ -208,9 +209,10 @@ def patched_interpreter(
     """Replaces Torch-TensorRT's interpreter by a subclass while the block runs, where it lacks settings.
 
     The subclass names the outputs, keeps detailed layer information, merges equal nodes, simplifies reshapes,
-    packs the projections of offsets and logits, and quantises layers. Equal nodes are those of each attention
-    that make the mask of padded cells. The subclass calls `use` with the network before the build, and raises
-    if an operator has no converter. The yielded list collects the interpreter's errors.
+    packs the projections of offsets and logits, quantises layers, and joins group normalisations. Equal nodes
+    are those of each attention that make the mask of padded cells. The subclass calls `use` with the network
+    before the build, and raises if an operator has no converter. The yielded list collects the interpreter's
+    errors.
     """
     import tensorrt as trt
     from torch_tensorrt.dynamo.conversion import _conversion
@@ -232,6 +234,7 @@ def patched_interpreter(
                 fuse_quantized_windows(module)
                 fuse_quantized_feed_forwards(module)
                 fuse_quantized_values(module)
+            join_group_norms(module)  # with the quantize calls that are left
             super().__init__(module, *args, **kwargs)
             missing = self.validate_conversion()
             if missing:

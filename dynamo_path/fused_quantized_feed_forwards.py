@@ -6,14 +6,13 @@ same in the ONNX path.
 
 from __future__ import annotations
 
-import operator
-
 import torch
 from torch import Tensor
 
 import msda
 from dynamo_path.fused_quantized_layer_norms import result_of_norm
 from dynamo_path.fused_quantized_linears import quantized_linear, value_of
+from dynamo_path.int8_results import int8_readers, take_both_places
 from dynamo_path.quantized_layers import quantize
 from trt_plugin import library
 
@@ -97,23 +96,8 @@ def _replace(
     quantiser, (result,) = first.args[0], norm.users
     tensors = quantiser.args[0], *first.args[1:4], *second.args[1:4], *norm.args[2:4]
     numbers = float(value_of(module, quantiser.args[1])), first.args[7], norm.args[4]
-    scales = {
-        reader: float(value_of(module, reader.args[1]))
-        for reader in result.users
-        if reader.target is quantize and reader.args[2] == torch.int8
-    }
-    next_scale = next(iter(scales.values()), None)
+    next_scale, readers = int8_readers(module, result)
     with module.graph.inserting_before(norm):
         made = module.graph.call_function(quantized_feed_forward, (*tensors, *numbers, next_scale))
-    made.meta = {**first.meta, "val": result.meta["val"]}
-    if next_scale is None:
-        result.replace_all_uses_with(made)
-        return
-    narrow = [reader for reader, scale in scales.items() if scale == next_scale]
-    made.meta["val"] = result.meta["val"], narrow[0].meta["val"]
-    for index, nodes in enumerate(([result], narrow)):
-        with module.graph.inserting_before(norm):
-            part = module.graph.call_function(operator.getitem, (made, index))
-        part.meta = {**first.meta, "val": made.meta["val"][index]}
-        for node in nodes:
-            node.replace_all_uses_with(part)
+    made.meta = {**first.meta}
+    take_both_places(made, result, readers)

@@ -2,11 +2,11 @@
 
 `attention` samples multi-scale features at given locations. `fused_attention` also computes the softmax and
 the locations, and `quantized_fused_attention` does so with values in int8. `MultiScaleDeformableAttention`
-is the module around it. `window_attention` is the attention of Swin Transformer's windows, `group_norm`
-normalises maps with channels innermost, and `linear` is a linear layer with its activation, residual and
-mask. `quantized_linear` is the same of int8 or FP8 numbers, and `quantized_layer_norm` a layer normalisation
-that makes such numbers. `feed_forward` is the block of two linear layers and a normalisation in DETR's
-encoders, and `quantized_feed_forward` the same in int8.
+is the module around it. `window_attention` is the attention of Swin Transformer's windows. `group_norm`
+normalises maps with channels innermost, and `group_norm_levels` all levels of a pyramid. `linear` is a linear
+layer with its activation, residual and mask, and `quantized_linear` the same of int8 or FP8 numbers.
+`quantized_layer_norm` is a layer normalisation that makes such numbers. `feed_forward` is the block of two
+linear layers and a normalisation in DETR's encoders, and `quantized_feed_forward` the same in int8.
 `linear_max` is the largest output of a linear layer, and `top_k_indices` finds the largest numbers of rows.
 `image_input` resizes and normalises an image into a network's input. `reference`, `window_reference`,
 `group_norm_reference`, `linear_reference`, `quantized_linear_reference`, `quantized_layer_norm_reference`,
@@ -36,6 +36,7 @@ from msda.ops import (
     feed_forward,
     fused_attention,
     group_norm,
+    group_norm_levels,
     has_fast_linear_max,
     image_input,
     linear,
@@ -64,6 +65,7 @@ __all__ = [
     "feed_forward_reference",
     "fused_attention",
     "group_norm",
+    "group_norm_levels",
     "group_norm_reference",
     "has_fast_linear_max",
     "image_input",

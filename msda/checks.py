@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 MAX_LEVELS = 32  # kMaxLevels of kernels/include/msda/params.h
+MAX_NORM_LEVELS = 8  # kMostNormLevels of kernels/include/msda/group_norm_params.h
 MAX_EPS = 1e30  # the largest eps of normalisations, as in kernels/include/msda/group_norm_params.h
 MAX_IMAGE_SIDE = 1 << 17  # pixels, as in kernels/include/msda/image_input_params.h
 ACTIVATIONS = ("none", "gelu", "relu")  # in the order of msda::Activation
@@ -162,10 +163,7 @@ def check_window_attention(
 
 def check_group_norm(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: float) -> None:
     """Checks the arguments of :func:`msda.group_norm`."""
-    if not isinstance(num_groups, int) or isinstance(num_groups, bool):
-        raise TypeError(f"num_groups: expected an int, got {num_groups!r}")
-    if num_groups < 1:
-        raise ValueError(f"num_groups: expected 1 or more, got {num_groups}")
+    _check_num_groups(num_groups)
     _check_eps(eps)
     _check_type("x", x)
     if x.dim() not in (3, 4):
@@ -178,6 +176,58 @@ def check_group_norm(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, e
         raise ValueError(
             f"x: expected {letters} with C a multiple of num_groups = {num_groups}, got {list(x.shape)}"
         )
+
+
+def check_group_norm_levels(
+    levels: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    num_groups: int,
+    eps: float,
+    next_scale: float | None,
+) -> None:
+    """Checks the arguments of :func:`msda.group_norm_levels`."""
+    _check_num_groups(num_groups)
+    _check_eps(eps)
+    if next_scale is not None:
+        _check_scale("next_scale", next_scale, "a float or None")
+    for name, tensors in (("levels", levels), ("weights", weights), ("biases", biases)):
+        if not isinstance(tensors, list | tuple):
+            raise TypeError(f"{name}: expected a list of tensors, got {type(tensors).__name__}")
+    if not 1 <= len(levels) <= MAX_NORM_LEVELS:
+        raise ValueError(f"levels: expected 1 to {MAX_NORM_LEVELS} tensors, got {len(levels)}")
+    for name, tensors in (("weights", weights), ("biases", biases)):
+        if len(tensors) != len(levels):
+            raise ValueError(f"{name}: expected {len(levels)} tensors as levels, got {len(tensors)}")
+    for index, level in enumerate(levels):
+        name, first = f"levels[{index}]", levels[0]
+        if index:
+            _check_like(name, level, first, "levels[0]")
+        else:
+            _check_type(name, level)
+        if level.dim() not in (3, 4):
+            raise ValueError(f"{name}: expected [N, S, C] or [N, C, H, W], got {list(level.shape)}")
+        images, channels = len(level), level.shape[2 if level.dim() == 3 else 1]
+        if index == 0:
+            common = images, channels
+        elif (images, channels) != common:
+            raise ValueError(
+                f"{name}: expected N and C of levels[0], {common[0]} and {common[1]}, got {list(level.shape)}"
+            )
+        for parameter, tensors in (("weights", weights), ("biases", biases)):
+            _check_like(f"{parameter}[{index}]", tensors[index], level, name)
+            _check_shape(f"{parameter}[{index}]", tensors[index], "[C]", (channels,))
+    if common[1] % num_groups:
+        raise ValueError(
+            f"levels: expected C to be a multiple of num_groups = {num_groups}, got {common[1]} channels"
+        )
+
+
+def _check_num_groups(num_groups: int) -> None:
+    if not isinstance(num_groups, int) or isinstance(num_groups, bool):
+        raise TypeError(f"num_groups: expected an int, got {num_groups!r}")
+    if num_groups < 1:
+        raise ValueError(f"num_groups: expected 1 or more, got {num_groups}")
 
 
 def check_linear(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from msda import checks, library, registrations  # noqa: F401  (registrations has effects)
+from msda.group_norm_reference import cells_of
 
 _BUILD = library.load()
 
@@ -317,6 +318,59 @@ def group_norm(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: fl
     checks.check_group_norm(x, weight, bias, num_groups, eps)
     _check_built_for(x, "x")
     return torch.ops.msda.group_norm(x, weight, bias, num_groups, eps)
+
+
+def group_norm_levels(
+    levels: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    num_groups: int,
+    eps: float = 1e-5,
+    next_scale: float | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Normalises the levels of a pyramid, each as `group_norm`, and joins their cells.
+
+    A detector's encoder reads the cells of all levels in one tensor. One call of this operator takes the
+    place of a normalisation for each level and of the copies that join them.
+
+    Letters: N images, S cells of a level of an image, H and W rows and columns of its map, C channels.
+
+    Args:
+        levels: 1 to 8 tensors in float32, float16, bfloat16 or float64: cells [N, S, C], or a map
+            [N, C, H, W]. N and C are the same for all. The operator copies a map unless it is in
+            `torch.channels_last`.
+        weights: [C] for each level, in its type.
+        biases: [C] for each level, in its type.
+        num_groups: number of groups, a divisor of C.
+        eps: added to the variance, above 0.
+        next_scale: quantisation scale of the result, above 0; or None.
+
+    Returns:
+        The cells of all levels in the order of `levels`, [N, sum of S, C] in their type. Arithmetic and
+        rounding are those of `group_norm`.
+
+        With next_scale, a tuple of the result and of result / next_scale in int8, rounded half to even and
+        saturated, of the rounded result. The operator multiplies by the float32 reciprocal of next_scale.
+
+        Not differentiable.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what it should be and what it was.
+        RuntimeError: if the environment variable MSDA_GROUP_NORM names no kernel, or a kernel that cannot run
+            the problem.
+
+    Source: Group Normalization, arXiv:1803.08494, section 3.1.
+
+    Example:
+        >>> levels, weight = [torch.rand(1, 150, 64), torch.rand(1, 64, 5, 8)], torch.rand(64)
+        >>> group_norm_levels(levels, [weight, weight], [weight, weight], num_groups=8).shape
+        torch.Size([1, 190, 64])
+    """
+    checks.check_group_norm_levels(levels, weights, biases, num_groups, eps, next_scale)
+    _check_built_for(levels[0], "levels[0]")
+    cells = [cells_of(level) for level in levels]
+    results = torch.ops.msda.group_norm_levels(cells, weights, biases, num_groups, eps, next_scale)
+    return results[0] if next_scale is None else tuple(results)
 
 
 def linear(

@@ -93,6 +93,13 @@ def _group_norm_fake(x, weight, bias, num_groups, eps):
     return _contiguous(x)
 
 
+@torch.library.register_fake("msda::group_norm_levels")
+def _group_norm_levels_fake(levels, weights, biases, num_groups, eps, next_scale=None):
+    cells = sum(level.shape[1] for level in levels)
+    result = levels[0].new_empty(levels[0].shape[0], cells, levels[0].shape[2])
+    return [result] if next_scale is None else [result, result.new_empty(result.shape, dtype=torch.int8)]
+
+
 @torch.library.register_fake("msda::linear")
 def _linear_fake(x, weight, bias, residual, mask, norm_weight, norm_bias, activation, eps):
     return x.new_empty(*x.shape[:-1], weight.shape[0])
@@ -186,7 +193,15 @@ def _quantized_linear_cpu(x, weight, scale, bias, residual, mask, activation, ou
 
 @torch.library.impl("msda::quantized_feed_forward", "CPU")
 def _quantized_feed_forward_cpu(*arguments):
-    results = quantized_feed_forward_reference.quantized_feed_forward(*arguments)
+    return _as_list(quantized_feed_forward_reference.quantized_feed_forward(*arguments))
+
+
+@torch.library.impl("msda::group_norm_levels", "CPU")
+def _group_norm_levels_cpu(*arguments):
+    return _as_list(group_norm_reference.group_norm_levels(*arguments))
+
+
+def _as_list(results):
     return [results] if isinstance(results, Tensor) else list(results)
 
 

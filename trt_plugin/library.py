@@ -21,6 +21,7 @@ ATTENTION = "MultiScaleDeformableAttention"
 FUSED_ATTENTION = "FusedMultiScaleDeformableAttention"
 WINDOW_ATTENTION = "WindowAttention"
 GROUP_NORM = "GroupNorm"
+GROUP_NORM_LEVELS = "GroupNormLevels"
 LINEAR = "Linear"
 QUANTIZED_LINEAR = "QuantizedLinear"
 QUANTIZED_LAYER_NORM = "QuantizedLayerNorm"
@@ -33,6 +34,7 @@ OPERATORS = (
     FUSED_ATTENTION,
     WINDOW_ATTENTION,
     GROUP_NORM,
+    GROUP_NORM_LEVELS,
     LINEAR,
     QUANTIZED_LINEAR,
     QUANTIZED_LAYER_NORM,

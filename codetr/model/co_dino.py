@@ -140,6 +140,8 @@ class CoDino(nn.Module):
         for module in self.modules():
             if isinstance(module, GroupNorm):
                 module.written_out = True
+        for module in self.neck.convs:
+            module.on_cells = self.backbone.gives_cells
         return self
 
     def write_out_linears(self) -> CoDino:

@@ -31,6 +31,8 @@ def cells_of(x: Tensor) -> Tensor:
 class ConvNorm(nn.Module):
     """Convolution without bias, then group normalisation; no activation."""
 
+    on_cells = False  # whether the form for exports of a 1 x 1 convolution is a linear layer of cells
+
     def __init__(
         self, in_channels: int, out_channels: int, groups: int, kernel_size: int, stride: int
     ) -> None:
@@ -42,9 +44,9 @@ class ConvNorm(nn.Module):
         """[N, C, H, W] -> its level.
 
         The form for exports normalises cells, so that no reshape is left before the encoder joins the levels:
-        TensorRT would copy what it reshapes.
+        TensorRT would copy what it reshapes. Builds remove the permutation behind a convolution.
         """
-        if self.norm.written_out and self.conv.kernel_size == (1, 1):
+        if self.norm.written_out and self.on_cells:
             cells = self.norm(F.linear(cells_of(x), self.conv.weight.flatten(1)))
         else:
             x = self.conv(x)

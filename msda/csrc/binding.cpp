@@ -321,23 +321,49 @@ Tensor window_attention(Tensor qkv, Tensor bias, std::optional<Tensor> padding, 
   return output;
 }
 
-Tensor group_norm(Tensor x, Tensor weight, Tensor bias, int64_t num_groups, double eps) {
-  const msda::GroupNormProblem problem =
-      binding::make_group_norm_problem(x, weight, bias, num_groups, eps);
-  x = torch::stable::contiguous(x);
-  weight = torch::stable::contiguous(weight);
-  bias = torch::stable::contiguous(bias);
-  Tensor output = torch::stable::new_empty(x, x.sizes());
+// Group normalisation of levels whose tensors are those of `problem`. Returns the result, and the
+// one in int8 if there is one, in these shapes.
+std::vector<Tensor> run_group_norm(const char* name, const msda::GroupNormProblem& problem,
+                                   std::vector<Tensor> levels, std::vector<Tensor> weights,
+                                   std::vector<Tensor> biases, const std::vector<int64_t>& shape) {
+  msda::GroupNormArguments arguments;
+  for (size_t i = 0; i < levels.size(); ++i) {
+    for (Tensor* tensor : {&levels[i], &weights[i], &biases[i]}) {
+      *tensor = torch::stable::contiguous(*tensor);
+    }
+    arguments.levels[i] = {levels[i].const_data_ptr(), weights[i].const_data_ptr(),
+                           biases[i].const_data_ptr()};
+  }
+  std::vector<Tensor> outputs{torch::stable::new_empty(levels[0], shape)};
+  arguments.output = outputs[0].mutable_data_ptr();
+  if (problem.next_scale != 0) {
+    outputs.push_back(torch::stable::new_empty(levels[0], shape, ScalarType::Char));
+    arguments.quantized = outputs.back().mutable_data_ptr();
+  }
   const Tensor work = torch::stable::new_empty(
-      x, {static_cast<int64_t>(msda::group_norm_work(problem))}, ScalarType::Byte);
-  const msda::GroupNormArguments arguments{x.const_data_ptr(), weight.const_data_ptr(),
-                                           bias.const_data_ptr(), output.mutable_data_ptr(),
-                                           work.mutable_data_ptr()};
-  const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
-  check_launch("group_norm", msda::group_norm(problem, arguments, current_stream(x)),
-               "x=", binding::shape_of(x), " num_groups=", num_groups, " ",
+      levels[0], {static_cast<int64_t>(msda::group_norm_work(problem))}, ScalarType::Byte);
+  arguments.work = work.mutable_data_ptr();
+  const torch::stable::accelerator::DeviceGuard guard(levels[0].get_device_index());
+  check_launch(name, msda::group_norm(problem, arguments, current_stream(levels[0])),
+               "output=", binding::to_text(shape), " num_groups=", problem.num_groups, " ",
                msda::name(problem.type));
-  return output;
+  return outputs;
+}
+
+Tensor group_norm(Tensor x, Tensor weight, Tensor bias, int64_t num_groups, double eps) {
+  const msda::GroupNormProblem problem = binding::make_group_norm_problem(
+      {x}, {weight}, {bias}, num_groups, eps, std::nullopt, /*in_lists=*/false);
+  const std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
+  return run_group_norm("group_norm", problem, {x}, {weight}, {bias}, shape)[0];
+}
+
+std::vector<Tensor> group_norm_levels(std::vector<Tensor> levels, std::vector<Tensor> weights,
+                                      std::vector<Tensor> biases, int64_t num_groups, double eps,
+                                      std::optional<double> next_scale) {
+  const msda::GroupNormProblem problem = binding::make_group_norm_problem(
+      levels, weights, biases, num_groups, eps, next_scale, /*in_lists=*/true);
+  const std::vector<int64_t> shape{problem.batch_size, problem.num_cells(), problem.channels};
+  return run_group_norm("group_norm_levels", problem, levels, weights, biases, shape);
 }
 
 void image_input(Tensor image, Tensor target, int64_t height, int64_t width,
@@ -561,6 +587,9 @@ STABLE_TORCH_LIBRARY(msda, library) {
   // msda/registrations.py implements it for the CPU.
   library.def(
       "group_norm(Tensor x, Tensor weight, Tensor bias, int num_groups, float eps) -> Tensor");
+  library.def(
+      "group_norm_levels(Tensor[] levels, Tensor[] weights, Tensor[] biases, int num_groups, "
+      "float eps, float? next_scale=None) -> Tensor[]");
   // msda/registrations.py implements both for the CPU.
   library.def("linear_max(Tensor x, Tensor weight, Tensor bias) -> Tensor");
   library.def("top_k_indices(Tensor x, int count) -> Tensor");
@@ -614,6 +643,7 @@ STABLE_TORCH_LIBRARY_IMPL(msda, CPU, library) {
 STABLE_TORCH_LIBRARY_IMPL(msda, CUDA, library) {
   library.impl("window_attention", TORCH_BOX(&window_attention));
   library.impl("group_norm", TORCH_BOX(&group_norm));
+  library.impl("group_norm_levels", TORCH_BOX(&group_norm_levels));
   library.impl("linear_max", TORCH_BOX(&linear_max));
   library.impl("top_k_indices", TORCH_BOX(&top_k_indices));
   library.impl("has_fast_linear", TORCH_BOX(&has_fast_linear));

@@ -213,19 +213,50 @@ inline msda::WindowProblem make_window_problem(const Tensor& qkv, const Tensor& 
   return checked(problem);
 }
 
-// Checks the tensors of group normalisation, and returns the problem.
-inline msda::GroupNormProblem make_group_norm_problem(const Tensor& x, const Tensor& weight,
-                                                      const Tensor& bias, int64_t num_groups,
-                                                      double eps) {
-  STD_TORCH_CHECK(x.dim() == 3 || x.dim() == 4, "x: expected [N, H, W, C] or [N, S, C], got ",
-                  shape_of(x));
-  const int64_t channels = x.size(x.dim() - 1), width = x.dim() == 4 ? x.size(2) : 1;
-  check_shape("weight", weight, {channels});
-  check_like("weight", weight, "x", x);
-  check_shape("bias", bias, {channels});
-  check_like("bias", bias, "x", x);
-  const msda::GroupNormProblem problem{x.size(0), x.size(1),        width, channels, num_groups,
-                                       eps,       data_type("x", x)};
+// Checks the tensors of group normalisation, a level in each, and returns the problem. `in_lists`:
+// whether the caller gave lists, for the messages.
+inline msda::GroupNormProblem make_group_norm_problem(const std::vector<Tensor>& levels,
+                                                      const std::vector<Tensor>& weights,
+                                                      const std::vector<Tensor>& biases,
+                                                      int64_t num_groups, double eps,
+                                                      std::optional<double> next_scale,
+                                                      bool in_lists) {
+  const size_t count = levels.size();
+  STD_TORCH_CHECK(count >= 1 && count <= msda::kMostNormLevels, "levels: expected 1 to ",
+                  msda::kMostNormLevels, " tensors, got ", count);
+  STD_TORCH_CHECK(weights.size() == count && biases.size() == count, "weights, biases: expected ",
+                  count, " tensors as levels, got ", weights.size(), " and ", biases.size());
+  msda::GroupNormProblem problem;
+  problem.num_levels = static_cast<int64_t>(count);
+  problem.num_groups = num_groups;
+  problem.eps = eps;
+  for (size_t i = 0; i < count; ++i) {
+    const auto name_of = [&](const char* list, const char* single) {
+      return in_lists ? std::string(list) + "[" + std::to_string(i) + "]" : std::string(single);
+    };
+    const std::string name = name_of("levels", "x");
+    const Tensor& x = levels[i];
+    STD_TORCH_CHECK(x.dim() == 3 || (x.dim() == 4 && !in_lists), name, ": expected ",
+                    in_lists ? "" : "[N, H, W, C] or ", "[N, S, C], got ", shape_of(x));
+    if (i == 0) {
+      problem.batch_size = x.size(0);
+      problem.channels = x.size(x.dim() - 1);
+      problem.type = data_type(name.c_str(), x);
+    } else {
+      check_shape(name.c_str(), x, {problem.batch_size, x.size(1), problem.channels});
+      check_like(name.c_str(), x, "levels[0]", levels[0]);
+    }
+    problem.cells[i] = x.dim() == 4 ? x.size(1) * x.size(2) : x.size(1);
+    const std::string weight = name_of("weights", "weight"), bias = name_of("biases", "bias");
+    check_shape(weight.c_str(), weights[i], {problem.channels});
+    check_like(weight.c_str(), weights[i], name.c_str(), x);
+    check_shape(bias.c_str(), biases[i], {problem.channels});
+    check_like(bias.c_str(), biases[i], name.c_str(), x);
+  }
+  if (next_scale) {
+    problem.next_scale = static_cast<float>(*next_scale);
+    STD_TORCH_CHECK(problem.next_scale != 0, "next_scale: should be a number above 0, got 0");
+  }
   return checked(problem);
 }
 

@@ -15,16 +15,19 @@ import onnx
 
 from onnx_path.nodes.attention import DOMAIN, PACKED, remove_function_bodies
 from onnx_path.nodes.custom_operators import OWN_DOMAINS
+from onnx_path.nodes.group_norm import written_out_levels
 from onnx_path.nodes.window_attention import OUTPUT_SCALE, WINDOW_ATTENTION, QuantizedWindowAttention
 from onnx_path.opset import opset_of
 from onnx_path.surgery.graph import onnx_session
 from onnx_path.surgery.rewrite import function_bodies
+from trt_plugin.library import GROUP_NORM_LEVELS
 
 
 def add_bodies(model: onnx.ModelProto) -> None:
     """Gives our nodes, also those of builds, and NVIDIA's the bodies that onnxruntime needs, in place."""
     if not any(node.domain in OWN_DOMAINS for node in model.graph.node):
         return
+    _write_out_levels(model)
     for node in model.graph.node:
         attributes = [x for x in node.attribute if x.name != PACKED]
         is_window = (node.domain, node.op_type) == (DOMAIN, WINDOW_ATTENTION)
@@ -39,6 +42,23 @@ def add_bodies(model: onnx.ModelProto) -> None:
     needed = {*OWN_DOMAINS} - {x.domain for x in model.opset_import}
     model.opset_import.extend(onnx.helper.make_opsetid(domain, 1) for domain in sorted(needed))
     model.ir_version = max(model.ir_version, 8)  # functions exist since then
+
+
+def _write_out_levels(model: onnx.ModelProto) -> None:
+    """Replaces nodes `GroupNormLevels`, whose number of inputs a body would fix."""
+    graph = model.graph
+    ranks = {x.name: len(x.type.tensor_type.shape.dim) for x in (*graph.input, *graph.value_info)}
+    nodes = [
+        each
+        for node in graph.node
+        for each in (
+            written_out_levels(node, ranks)
+            if (node.domain, node.op_type) == (DOMAIN, GROUP_NORM_LEVELS)
+            else [node]
+        )
+    ]
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 class OnnxruntimeReference:

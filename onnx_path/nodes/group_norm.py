@@ -3,17 +3,21 @@
 A node `GroupNorm` of domain `msda` has the tensors of `msda.group_norm` as inputs, in the same order, and its
 numbers as attributes. `onnx_path.nodes.attention` says how TensorRT and other runtimes run such nodes. The
 body fixes no size.
+
+A node `GroupNormLevels` has x, weight and bias of each level of `msda.group_norm_levels` as inputs, level by
+level, and the numbers as attributes beside `num_levels`; a `next_scale` of 0 stands for none. No file has
+these nodes. Builds make them, see `onnx_path.tensorrt.joined_group_norms`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import onnx
 import onnxscript
 from onnxscript import opset20 as op
 
-from onnx_path.nodes.domain import PLUGIN_ATTRIBUTES, msda_op, one_type_node
+from onnx_path.nodes.domain import DOMAIN, PLUGIN_ATTRIBUTES, msda_op, one_type_node
 from trt_plugin.library import GROUP_NORM
 
 _FLOAT = onnx.TensorProto.FLOAT
@@ -54,3 +58,33 @@ def GroupNorm(x, weight, bias, num_groups: int, eps: float):
     root = op.Sqrt(variance + op.Constant(value_float=eps))
     normalised = op.Reshape(differences / root, op.Shape(x), allowzero=1)
     return op.CastLike(normalised * op.Cast(weight, to=_FLOAT) + op.Cast(bias, to=_FLOAT), x)
+
+
+def written_out_levels(node: onnx.NodeProto, ranks: Mapping[str, int]) -> list[onnx.NodeProto]:
+    """Returns a GroupNorm for each level and standard operators, which compute a node `GroupNormLevels`.
+
+    Args:
+        node: its results keep their names.
+        ranks: by tensor. An input of rank 4 is a map.
+    """
+    numbers = {x.name: onnx.helper.get_attribute_value(x) for x in node.attribute}
+    shared = {name: numbers[name] for name in ("num_groups", "eps")}
+    made: list[onnx.NodeProto] = []
+
+    def add(op_type: str, *inputs: str, output: str | None = None, **attributes) -> str:
+        name = output or f"{node.output[0]}/{len(made)}"
+        made.append(onnx.helper.make_node(op_type, inputs, [name], name, **attributes))
+        return name
+
+    results = []
+    for x, weight, bias in zip(node.input[::3], node.input[1::3], node.input[2::3], strict=True):
+        if ranks[x] == 4:
+            rows = add("Reshape", x, add("Constant", value_ints=[0, 0, -1]))
+            x = add("Transpose", rows, perm=[0, 2, 1])
+        results.append(add(GROUP_NORM, x, weight, bias, domain=DOMAIN, **shared))
+    add("Concat", *results, output=node.output[0], axis=1)
+    if len(node.output) == 2:
+        zero = add("Constant", value=onnx.helper.make_tensor("zero", onnx.TensorProto.INT8, [], [0]))
+        scale = add("Constant", value_float=numbers["next_scale"])
+        add("QuantizeLinear", node.output[0], scale, zero, output=node.output[1])
+    return made

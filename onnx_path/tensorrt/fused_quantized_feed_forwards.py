@@ -21,9 +21,9 @@ import onnx_ir as ir
 
 from onnx_path.nodes.domain import DOMAIN, PLUGIN_ATTRIBUTES
 from onnx_path.nodes.linear import ACTIVATIONS
-from onnx_path.quantization.qdq_nodes import scale_of, zero_type
-from onnx_path.surgery.graph.traversal import attribute, is_op
+from onnx_path.surgery.graph.traversal import attribute
 from onnx_path.tensorrt.fused_quantized_layer_norms import type_of_norm
+from onnx_path.tensorrt.graph_passes import int8_readers, scale_of_int8, take_both_places
 from trt_plugin import library
 from trt_plugin.library import QUANTIZED_FEED_FORWARD, QUANTIZED_LINEAR
 
@@ -69,22 +69,11 @@ def _block(norm: ir.Node) -> _Block | None:
     second = _layer(norm.inputs[0], "none", add_residual=1)
     first = second and _layer(second.inputs[0], "relu", add_residual=0)
     quantiser = first and first.inputs[0].producer()
-    if _scale_of_int8(quantiser) is None or dtype != second.outputs[0].dtype:
+    if scale_of_int8(quantiser) is None or dtype != second.outputs[0].dtype:
         return None
     if second.inputs[4] is not quantiser.inputs[0]:
         return None
-    readers = [use.node for use in norm.outputs[0].uses()]
-    scales = [scale for scale in map(_scale_of_int8, readers) if scale is not None]
-    next_quantisers = [reader for reader in readers if scales and _scale_of_int8(reader) == scales[0]]
-    return _Block(quantiser, first, second, norm, next_quantisers)
-
-
-def _scale_of_int8(node: ir.Node | None) -> float | None:
-    """Returns the scale of a QuantizeLinear that makes int8 of a whole tensor; None for other nodes."""
-    if not is_op(node, "QuantizeLinear") or zero_type(node) != ir.DataType.INT8:
-        return None
-    scale = scale_of(node)
-    return None if scale is None or scale.ndim else float(scale)
+    return _Block(quantiser, first, second, norm, int8_readers(norm.outputs[0]))
 
 
 def _layer(value: ir.Value, activation: str, add_residual: int) -> ir.Node | None:
@@ -105,30 +94,24 @@ def _replace(block: _Block) -> None:
     quantiser, first, second, norm = block.quantiser, block.first, block.second, block.norm
     module, own_name = posixpath.split(first.name or "")
     place = own_name.removeprefix(QUANTIZED_LINEAR)  # such as "_1", of the second node of a module
-    replaced = [nodes for nodes in ([norm], block.next_quantisers) if nodes]
     attributes = {
-        "x_scale": _scale_of_int8(quantiser),
+        "x_scale": scale_of_int8(quantiser),
         "hidden_scale": attribute(first, "output_scale", None),
         "eps": attribute(norm, "epsilon", 1e-5),
-        "next_scale": _scale_of_int8(block.next_quantisers[0]) if block.next_quantisers else 0.0,
+        "next_scale": scale_of_int8(block.next_quantisers[0]) if block.next_quantisers else 0.0,
     }
     made = ir.node(
         QUANTIZED_FEED_FORWARD,
         [block.x, *first.inputs[1:4], *second.inputs[1:4], *norm.inputs[1:]],
         attributes | PLUGIN_ATTRIBUTES,
         domain=DOMAIN,
-        num_outputs=len(replaced),
+        num_outputs=2 if block.next_quantisers else 1,
         name=posixpath.join(posixpath.dirname(module), QUANTIZED_FEED_FORWARD) + place,
     )
     graph, wide = norm.graph, second.outputs[0]
     graph.insert_before(norm, made)
-    for result, nodes in zip(made.outputs, replaced, strict=True):
-        dtype = ir.DataType.INT8 if nodes is block.next_quantisers else wide.dtype
-        result.type, result.shape = ir.TensorType(dtype), wide.shape
-        for node in nodes:
-            old = node.outputs[0]
-            ir.convenience.replace_all_uses_with(old, result, replace_graph_outputs=True)
-            result.name, old.name = old.name, f"{old.name}/replaced"
-    graph.remove([*block.next_quantisers, norm, second, first], safe=True)
+    norm.outputs[0].type, norm.outputs[0].shape = wide.type, wide.shape
+    take_both_places(made, norm.outputs[0], block.next_quantisers)
+    graph.remove([second, first], safe=True)
     if not quantiser.outputs[0].uses() and not quantiser.outputs[0].is_graph_output():
         graph.remove(quantiser, safe=True)

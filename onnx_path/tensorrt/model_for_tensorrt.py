@@ -18,6 +18,7 @@ from onnx_path.tensorrt.cumulative_sums import write_out_cumulative_sums
 from onnx_path.tensorrt.fused_feed_forwards import fuse_feed_forwards
 from onnx_path.tensorrt.fused_quantized_linears import fuse_quantized_linears
 from onnx_path.tensorrt.graph_passes import run_passes
+from onnx_path.tensorrt.joined_group_norms import join_group_norms
 from onnx_path.tensorrt.optimization_profiles import ShapeRange
 from onnx_path.tensorrt.packed_projections import pack_projections
 from onnx_path.tensorrt.patch_convolutions import write_out_patch_convolutions
@@ -29,6 +30,7 @@ _PASSES = (
     write_out_slow_linears,
     pack_projections,
     fuse_quantized_linears,
+    join_group_norms,  # with the QuantizeLinear nodes that are left
     write_out_cumulative_sums,
     write_out_patch_convolutions,
     replace_top_k,

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.problems import AttentionInputs, FusedInputs
-from msda.checks import ACTIVATIONS, EIGHT_BIT_TYPES, MAX_LEVELS
+from msda.checks import ACTIVATIONS, EIGHT_BIT_TYPES, MAX_LEVELS, MAX_NORM_LEVELS
 from tests.matrix.against_reference import floats
 from tests.matrix.cuda_emulator import compile_for_cpu
 from trt_plugin.image_input import ImageInputProblem
@@ -87,7 +87,16 @@ class _WindowProblem(ctypes.Structure):
 class _GroupNormProblem(ctypes.Structure):
     """msda::GroupNormProblem of kernels/include/msda/group_norm_params.h."""
 
-    _fields_ = (("sizes", ctypes.c_int64 * 5), ("eps", ctypes.c_double), ("type", ctypes.c_int32))
+    _fields_ = (
+        ("batch_size", ctypes.c_int64),
+        ("num_levels", ctypes.c_int64),
+        ("cells", ctypes.c_int64 * MAX_NORM_LEVELS),
+        ("channels", ctypes.c_int64),
+        ("num_groups", ctypes.c_int64),
+        ("eps", ctypes.c_double),
+        ("type", ctypes.c_int32),
+        ("next_scale", ctypes.c_float),
+    )
 
 
 class _LinearProblem(ctypes.Structure):
@@ -286,12 +295,42 @@ def group_norm(
     Raises:
         EmulatorError, NotSupported: as `forward`.
     """
-    output = torch.full_like(x, torch.nan)
-    sizes = x.shape if x.dim() == 4 else (*x.shape[:2], 1, x.shape[2])
-    problem = _GroupNormProblem((*sizes, num_groups), eps, TYPES.index(x.dtype))
-    tensors = {"x": x, "weight": weight, "bias": bias, "output": output}
+    cells = x.flatten(1, -2)
+    return group_norm_levels([cells], [weight], [bias], num_groups, eps, order=order).view(x.shape)
+
+
+def group_norm_levels(
+    levels: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor],
+    num_groups: int,
+    eps: float,
+    next_scale: float | None = None,
+    order: int = 0,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """`msda.group_norm_levels` of valid contiguous cells; MSDA_GROUP_NORM forces a kernel.
+
+    Returns:
+        Its results; NaN, or -128 in int8, where the kernel wrote nothing.
+
+    Raises:
+        EmulatorError, NotSupported: as `forward`.
+    """
+    images, _, channels = levels[0].shape
+    cells = [level.shape[1] for level in levels]
+    output = _unwritten((images, sum(cells), channels), levels[0].dtype)
+    quantized = None if next_scale is None else _unwritten(output.shape, torch.int8)
+    all_cells = (ctypes.c_int64 * MAX_NORM_LEVELS)(*cells)
+    sizes = images, len(levels), all_cells, channels, num_groups
+    problem = _GroupNormProblem(*sizes, eps, TYPES.index(output.dtype), next_scale or 0.0)
+    tensors = {
+        f"{name}{i}": tensor
+        for i, level in enumerate(zip(levels, weights, biases, strict=True))
+        for name, tensor in zip(("x", "weight", "bias"), level, strict=True)
+    }
+    tensors |= {"output": output, "quantized": quantized}
     _launch("emulated_group_norm", problem, tensors, ctypes.c_uint64(order))
-    return output
+    return output if quantized is None else (output, quantized)
 
 
 def linear(

@@ -24,6 +24,8 @@ inline constexpr char kActivation[] = "activation";
 inline constexpr char kAddResidual[] = "add_residual";
 inline constexpr char kMultiplyMask[] = "multiply_mask";
 inline constexpr char kEps[] = "eps";
+inline constexpr char kNumGroups[] = "num_groups";
+inline constexpr char kNextScale[] = "next_scale";
 inline constexpr char kOutputType[] = "output_type";
 
 using FieldValue = std::variant<int32_t, float, std::vector<int32_t>>;
@@ -104,6 +106,7 @@ Creator& attention_creator();
 Creator& fused_attention_creator();
 Creator& window_attention_creator();
 Creator& group_norm_creator();
+Creator& group_norm_levels_creator();
 Creator& linear_creator();
 Creator& quantized_linear_creator();
 Creator& quantized_layer_norm_creator();

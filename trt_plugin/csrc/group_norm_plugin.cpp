@@ -8,7 +8,6 @@ namespace msda::trt {
 namespace {
 
 constexpr char kGroupNorm[] = "GroupNorm";
-constexpr char kNumGroups[] = "num_groups";
 
 class GroupNormPlugin final : public KernelPlugin<GroupNormProblem> {
  public:
@@ -51,8 +50,7 @@ class GroupNormPlugin final : public KernelPlugin<GroupNormProblem> {
     Dims const& x = inputs[0].dims;
     GroupNormProblem problem = options();
     problem.batch_size = x.d[0];
-    problem.height = x.d[1];
-    problem.width = x.nbDims == 4 ? x.d[2] : 1;
+    problem.cells[0] = x.nbDims == 4 ? int64_t{x.d[1]} * x.d[2] : x.d[1];
     problem.channels = last_size(x);
     problem.type = convert(inputs[0].type);
     return problem;
@@ -64,12 +62,16 @@ class GroupNormPlugin final : public KernelPlugin<GroupNormProblem> {
 
   cudaError_t launch(GroupNormProblem const& problem, void const* const* inputs,
                      void* const* outputs, void* work, cudaStream_t stream) const override {
-    return group_norm(problem, {inputs[0], inputs[1], inputs[2], outputs[0], work}, stream);
+    GroupNormArguments arguments;
+    arguments.levels[0] = {inputs[0], inputs[1], inputs[2]};
+    arguments.output = outputs[0];
+    arguments.work = work;
+    return group_norm(problem, arguments, stream);
   }
 
   std::string describe(GroupNormProblem const& problem) const override {
-    return "N=" + std::to_string(problem.batch_size) + " H=" + std::to_string(problem.height) +
-           " W=" + std::to_string(problem.width) + " C=" + std::to_string(problem.channels) +
+    return "N=" + std::to_string(problem.batch_size) +
+           " cells=" + std::to_string(problem.cells[0]) + " C=" + std::to_string(problem.channels) +
            " num_groups=" + std::to_string(problem.num_groups) + " " + msda::name(problem.type);
   }
 

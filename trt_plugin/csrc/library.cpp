@@ -19,21 +19,16 @@
 namespace msda::trt {
 namespace {
 
-constexpr int32_t kNumCreators = 11;
+constexpr int32_t kNumCreators = 12;
 
 nvinfer1::IPluginCreatorInterface* const* creators() {
   static nvinfer1::IPluginCreatorInterface* const all[kNumCreators] = {
-      &attention_creator(),
-      &fused_attention_creator(),
-      &window_attention_creator(),
-      &group_norm_creator(),
-      &linear_creator(),
-      &quantized_linear_creator(),
-      &quantized_layer_norm_creator(),
-      &feed_forward_creator(),
-      &quantized_feed_forward_creator(),
-      &linear_max_creator(),
-      &top_k_creator()};
+      &attention_creator(),         &fused_attention_creator(),
+      &window_attention_creator(),  &group_norm_creator(),
+      &group_norm_levels_creator(), &linear_creator(),
+      &quantized_linear_creator(),  &quantized_layer_norm_creator(),
+      &feed_forward_creator(),      &quantized_feed_forward_creator(),
+      &linear_max_creator(),        &top_k_creator()};
   return all;
 }
 

@@ -67,7 +67,8 @@ bool Plugin::supportsFormatCombination(int32_t position,
                                        int32_t num_inputs, int32_t num_outputs) noexcept {
   if (!accepts_count(num_inputs) || num_outputs != getNbOutputs()) return false;
   if (position < 0 || position >= num_inputs + num_outputs) return false;
-  if (in_out[position].desc.format != nvinfer1::TensorFormat::kLINEAR) return false;
+  PluginTensorDesc const& tensor = in_out[position].desc;
+  if (tensor.format != format(tensor.dims, tensor.type)) return false;
   std::vector<DataType> types;
   for (int32_t i = 0; i <= position; ++i) types.push_back(in_out[i].desc.type);
   if (position >= num_inputs) {
@@ -139,7 +140,7 @@ void Plugin::check_count(int32_t count) const {
   std::string expected = last_is_optional_ ? std::to_string(most - 1) + " or " : "";
   expected += std::to_string(most) + (most == 1 ? " input (" : " inputs (");
   for (Input const& input : inputs_) {
-    expected += (&input == &inputs_[0] ? "" : ", ") + std::string(input.name);
+    expected += (&input == &inputs_[0] ? "" : ", ") + input.name;
   }
   throw std::invalid_argument("expected " + expected + "), got " + std::to_string(count));
 }
@@ -162,8 +163,8 @@ std::string Plugin::expected_type(int32_t index, DataType const* types) const {
 void Plugin::check_types(DataType const* types, int32_t count) const {
   for (int32_t i = 0; i < count; ++i) {
     if (accepts_type(i, types)) continue;
-    throw std::invalid_argument(std::string(inputs_[i].name) + ": expected " +
-                                expected_type(i, types) + ", got " + type_name(types[i]));
+    throw std::invalid_argument(inputs_[i].name + ": expected " + expected_type(i, types) +
+                                ", got " + type_name(types[i]));
   }
 }
 
@@ -180,7 +181,7 @@ void Plugin::check_inputs(PluginTensorDesc const* inputs, int32_t count) const {
 }
 
 void Plugin::fail(int32_t index, std::string const& because, Dims const& dims) const {
-  fail_shape(inputs_[index].name, inputs_[index].shape, because, dims);
+  fail_shape(inputs_[index].name.c_str(), inputs_[index].shape, because, dims);
 }
 
 void Plugin::check_rows(int32_t index, Dims const* dims, int64_t size,

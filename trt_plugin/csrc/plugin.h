@@ -19,7 +19,7 @@ inline constexpr char kVersion[] = "1";
 
 // An input of a plugin.
 struct Input {
-  char const* name;
+  std::string name;
   char const* shape = nullptr;  // such as "[N, K]", for the messages of Plugin::fail
 };
 
@@ -84,6 +84,12 @@ class Plugin : public nvinfer1::IPluginV3,
   // Returns the type of output `index`, for inputs of these types, which are accepted. By default,
   // it is that of the first input.
   virtual DataType output_type(int32_t /*index*/, DataType const* types) const { return types[0]; }
+
+  // Returns the format in which the plugin reads or writes a tensor of these sizes and type. By
+  // default, it is that of rows.
+  virtual nvinfer1::TensorFormat format(Dims const& /*dims*/, DataType /*type*/) const {
+    return nvinfer1::TensorFormat::kLINEAR;
+  }
 
   // Throws std::invalid_argument with a message that names the argument. A negative size is unknown
   // and agrees with every other.

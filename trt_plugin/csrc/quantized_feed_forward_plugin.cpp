@@ -13,7 +13,6 @@ namespace {
 constexpr char kQuantizedFeedForward[] = "QuantizedFeedForward";
 constexpr char kXScale[] = "x_scale";
 constexpr char kHiddenScale[] = "hidden_scale";
-constexpr char kNextScale[] = "next_scale";
 
 class QuantizedFeedForwardPlugin final : public KernelPlugin<QuantizedFeedForwardProblem> {
  public:

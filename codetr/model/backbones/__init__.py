@@ -3,7 +3,8 @@
 A new backbone takes three steps:
 
 1. A dataclass with `type` and `out_channels` in `codetr.config`, which joins the union of `Config.backbone`.
-2. A file in this folder with the module: attribute `first_stride`, and one map for each of `out_channels`.
+2. A file in this folder with the module: one map for each of `out_channels`, and attributes `first_stride`
+   and `gives_cells`. The latter tells whether the maps are permuted tensors with channels innermost.
 3. An entry in `BACKBONES`, and the names of its parameters in upstream's checkpoints in `codetr.checkpoint`.
 """
 

@@ -63,6 +63,7 @@ class ResNet(nn.Module):
     """The backbone."""
 
     first_stride = 4  # pixels per cell of the finest map; each further map has twice as many
+    gives_cells = False
 
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__()

@@ -143,6 +143,8 @@ class SwinStage(nn.Module):
 class SwinTransformer(nn.Module):
     """The backbone."""
 
+    gives_cells = True
+
     def __init__(self, config: SwinConfig) -> None:
         super().__init__()
         self.first_stride = config.patch_size  # pixels per cell of the finest map; then twice as many a map

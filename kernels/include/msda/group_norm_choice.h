@@ -23,10 +23,14 @@ inline const char* name(GroupNormKernel kernel) {
 
 inline bool can_run(GroupNormKernel kernel, const GroupNormProblem& problem,
                     const GroupNormArguments& arguments) {
-  return kernel == GroupNormKernel::kPlain ||
-         (group_norm_fits_vectors(problem) && aligned(arguments.x, 16) &&
-          aligned(arguments.weight, 16) && aligned(arguments.bias, 16) &&
-          aligned(arguments.output, 16) && aligned(arguments.work, 16));
+  if (kernel == GroupNormKernel::kPlain) return true;
+  for (const GroupNormLevel& level : arguments.levels) {  // those that do not exist have null
+    if (!aligned(level.x, 16) || !aligned(level.weight, 16) || !aligned(level.bias, 16)) {
+      return false;
+    }
+  }
+  return group_norm_fits_vectors(problem) && aligned(arguments.output, 16) &&
+         aligned(arguments.quantized, 16) && aligned(arguments.work, 16);
 }
 
 // The fastest kernel.

@@ -2,7 +2,8 @@
 // pointers of one problem. Plain C++.
 //
 // Letters:
-//   N, H, W  images, and the rows and columns of their map
+//   N, L     images, and levels: maps of each image, which are normalised one by one
+//   S        cells of all levels of an image
 //   C        channels of a cell, in G groups of neighbouring channels
 #pragma once
 
@@ -13,28 +14,39 @@
 namespace msda {
 
 inline constexpr double kMaxEps = 1e30;
+inline constexpr int kMostNormLevels = 8;
 
 struct GroupNormProblem {
-  int64_t batch_size = 0;              // N
-  int64_t height = 0;                  // H
-  int64_t width = 0;                   // W
-  int64_t channels = 0;                // C
-  int64_t num_groups = 0;              // G
-  double eps = 1e-5;                   // added to the variance
-  DataType type = DataType::kFloat32;  // all tensors
+  int64_t batch_size = 0;               // N
+  int64_t num_levels = 1;               // L
+  int64_t cells[kMostNormLevels] = {};  // of each level of an image
+  int64_t channels = 0;                 // C
+  int64_t num_groups = 0;               // G
+  double eps = 1e-5;                    // added to the variance
+  DataType type = DataType::kFloat32;   // all tensors, but for a result in int8
+  float next_scale = 0;                 // a step of the output in int8; 0: there is none
 
   bool empty() const { return batch_size == 0 || num_cells() == 0 || channels == 0; }
-  int64_t num_cells() const { return height * width; }  // of an image
+  int64_t num_cells() const {  // S
+    int64_t sum = 0;
+    for (int64_t level = 0; level < num_levels; ++level) sum += cells[level];
+    return sum;
+  }
   int64_t group_size() const { return channels / num_groups; }
+};
+
+struct GroupNormLevel {
+  const void* x = nullptr;       // [N, cells, C]
+  const void* weight = nullptr;  // [C]
+  const void* bias = nullptr;    // [C]
 };
 
 // Tensors are contiguous. Pointers need no more alignment than their elements.
 struct GroupNormArguments {
-  const void* x = nullptr;       // [N, H, W, C]
-  const void* weight = nullptr;  // [C]
-  const void* bias = nullptr;    // [C]
-  void* output = nullptr;        // [N, H, W, C]
-  void* work = nullptr;          // group_norm_work(problem) bytes, aligned to 16
+  GroupNormLevel levels[kMostNormLevels];
+  void* output = nullptr;     // [N, S, C]: of an image, one level after the other
+  void* quantized = nullptr;  // [N, S, C] int8: output / next_scale; or none
+  void* work = nullptr;       // group_norm_work(problem) bytes, aligned to 16
 };
 
 // What kernel `vectors` does with a problem, see group_norm_vectors.cuh.
@@ -55,12 +67,13 @@ inline bool group_norm_fits_vectors(const GroupNormProblem& problem) {
          group_norm_columns(problem) <= kGroupNormThreads;
 }
 
-// Parts of an image on a GPU with this number of multiprocessors: one for each of the image's share
-// of them, but none without a cell for each row of threads.
-inline int64_t group_norm_parts(const GroupNormProblem& problem, int64_t multiprocessors) {
-  const int64_t rows = group_norm_rows(problem);
-  const int64_t share = std::max<int64_t>(1, multiprocessors / problem.batch_size);
-  return std::min({share, kGroupNormMostParts, (problem.num_cells() + rows - 1) / rows});
+// Cells of a part, the work of a block, on a GPU with this number of multiprocessors: an image has
+// about as many parts as its share of them. A part has a cell for each row of threads.
+inline int64_t group_norm_part(const GroupNormProblem& problem, int64_t multiprocessors) {
+  const int64_t share = std::min(multiprocessors / problem.batch_size, kGroupNormMostParts);
+  // Each level but one may end with a part that is not whole.
+  const int64_t whole = std::max<int64_t>(1, share - problem.num_levels + 1);
+  return std::max(group_norm_rows(problem), (problem.num_cells() + whole - 1) / whole);
 }
 
 // Bytes of work memory, which suffice on any GPU: the mean and the sum of squared differences of
@@ -79,21 +92,26 @@ inline std::string check(const GroupNormProblem& problem) {
   if (!(problem.eps > 0 && problem.eps <= kMaxEps)) {
     return "eps: should be a finite number above 0, got " + std::to_string(problem.eps);
   }
+  if (problem.num_levels < 1 || problem.num_levels > kMostNormLevels) {
+    return "levels: should be 1 to " + std::to_string(kMostNormLevels) + ", got " +
+           std::to_string(problem.num_levels);
+  }
   if (problem.channels % problem.num_groups != 0) {
     return "x: C should be a multiple of num_groups = " + std::to_string(problem.num_groups) +
            ", got " + std::to_string(problem.channels);
   }
   // The kernels count cells, channels, and groups of all images in 32 bits.
   constexpr int64_t kLimit = INT32_MAX / 8;
-  if (problem.height > kLimit || problem.width > kLimit || problem.num_cells() > kLimit ||
-      problem.channels > kLimit || problem.batch_size > kLimit || problem.num_groups > kLimit ||
+  if (problem.num_cells() > kLimit || problem.channels > kLimit || problem.batch_size > kLimit ||
+      problem.num_groups > kLimit ||
       problem.batch_size * std::max(problem.num_groups, kGroupNormMostParts) > kLimit) {
-    return "x: H*W, C, N*num_groups and 256*N should each be at most 2^28 - 1, got N=" +
-           std::to_string(problem.batch_size) + " H=" + std::to_string(problem.height) +
-           " W=" + std::to_string(problem.width) + " C=" + std::to_string(problem.channels) +
+    return "x: cells of an image, C, N*num_groups and 256*N should each be at most 2^28 - 1, got "
+           "N=" +
+           std::to_string(problem.batch_size) + " cells=" + std::to_string(problem.num_cells()) +
+           " C=" + std::to_string(problem.channels) +
            " num_groups=" + std::to_string(problem.num_groups);
   }
-  return {};
+  return problem.next_scale == 0 ? "" : check_scale("next_scale", problem.next_scale);
 }
 
 }  // namespace msda

@@ -2,12 +2,12 @@
 // group_norm_choice.h.
 //
 // Problem   that of group_norm_plain.cuh, with groups of whole vectors.
-// Parts     An image's cells are cut into parts of neighbouring cells, one for each block of both
-//           kernels. A GPU has about as many parts as multiprocessors.
+// Parts     The cells of each level of an image are cut into parts of neighbouring cells, one for
+//           each block of both kernels. A GPU has about as many parts as multiprocessors.
 // Threads   A thread has one column, a vector of a cell, and one row: it takes every rows-th cell
 //           of its block's part, kNormVectors of them at once.
 // Moments   The first kernel writes the moments of each part and group to the work memory
-//           [N, parts, groups, 2]. Every block of the second kernel adds up those of its image.
+//           [N, parts, groups, 2]. Every block of the second kernel adds up those of its level.
 // L2        The second kernel reads the map again, maps of up to about 30 MB from the H200's L2.
 //           Its blocks walk backwards: what the first kernel read last is in L2 most surely.
 // Launch    From compute capability 9.0 on, blocks of the second kernel begin where those of the
@@ -17,6 +17,7 @@
 
 #include "msda/cuda_launch.cuh"
 #include "msda/group_norm_params.h"
+#include "msda/quantize.cuh"
 #include "msda/shifted_sums.cuh"
 #include "msda/vector.cuh"
 
@@ -27,29 +28,53 @@ inline constexpr int kNormVectors = 4;
 inline constexpr int kNormMoments = 8;
 
 struct NormLayout {
-  int cells;  // of an image
+  struct Level {
+    int cells;  // of an image
+    int first_cell;
+    int parts;
+    int first_part;
+    int part_cells;  // of a part; the first long_parts have one more
+    int long_parts;
+
+    __device__ __forceinline__ int cells_of(int part) const {
+      return part_cells + (part < long_parts);
+    }
+  };
+  Level levels[kMostNormLevels];
+  int num_levels;
+  int cells;  // of all levels of an image
+  int parts;
   int groups;
   int columns;
   int columns_of_group;
   int rows;
-  int parts;
-  int part_cells;  // of a part; the first long_parts have one more
-  int long_parts;
-  int merging;  // threads that add up the parts of a group
 
   NormLayout(const GroupNormProblem& problem, int multiprocessors)
-      : cells(static_cast<int>(problem.num_cells())),
+      : num_levels(static_cast<int>(problem.num_levels)),
+        cells(0),
+        parts(0),
         groups(static_cast<int>(problem.num_groups)),
         columns(static_cast<int>(group_norm_columns(problem))),
         columns_of_group(columns / groups),
-        rows(static_cast<int>(group_norm_rows(problem))),
-        parts(static_cast<int>(group_norm_parts(problem, multiprocessors))),
-        part_cells(cells / parts),
-        long_parts(cells % parts),
-        merging(std::min(kGroupNormThreads / groups, parts)) {}
+        rows(static_cast<int>(group_norm_rows(problem))) {
+    const int most = static_cast<int>(group_norm_part(problem, multiprocessors));
+    for (int i = 0; i < num_levels; ++i) {
+      Level& level = levels[i];
+      level.cells = static_cast<int>(problem.cells[i]);
+      level.first_cell = cells;
+      level.parts = (level.cells + most - 1) / most;
+      level.first_part = parts;
+      level.part_cells = level.parts == 0 ? 0 : level.cells / level.parts;
+      level.long_parts = level.cells - level.part_cells * level.parts;
+      cells += level.cells;
+      parts += level.parts;
+    }
+  }
 
-  __device__ __forceinline__ int cells_of(int part) const {
-    return part_cells + (part < long_parts);
+  __device__ __forceinline__ int level_of(int part) const {
+    int level = 0;
+    while (level + 1 < num_levels && part >= levels[level + 1].first_part) ++level;
+    return level;
   }
 };
 
@@ -58,12 +83,12 @@ template <typename T>
 struct NormThread {
   static constexpr int kSize = 16 / sizeof(T);
 
-  int image, column, row;
+  int image, level, column, row;
   int steps;  // of kNormVectors cells, the same for all threads of the block
   int group;
   int group_column;      // the column in its group
   int numbers;           // of a group in the block's part
-  int64_t first_number;  // place of the first of them
+  int64_t first_number;  // place of the first of them in x
 
   __device__ __forceinline__ explicit NormThread(const NormLayout& layout)
       : columns_(layout.columns), rows_(layout.rows) {
@@ -73,16 +98,20 @@ struct NormThread {
     column = thread - row * layout.columns;
     group = column / layout.columns_of_group;
     group_column = column - group * layout.columns_of_group;
-    const int part = static_cast<int>(blockIdx.x) - image * layout.parts;
-    const int start = part * layout.part_cells + min(part, layout.long_parts);
-    const int cells = layout.cells_of(part);
+    int part = static_cast<int>(blockIdx.x) - image * layout.parts;
+    level = layout.level_of(part);
+    const NormLayout::Level& own = layout.levels[level];
+    part -= own.first_part;
+    const int start = part * own.part_cells + min(part, own.long_parts);
+    const int cells = own.cells_of(part);
     const int step = kNormVectors * layout.rows;
     steps = (cells + step - 1) / step;
     numbers = cells * layout.columns_of_group * kSize;
     first_ = start + row;
     end_ = row < layout.rows ? start + cells : 0;  // threads beyond the last row have no cell
-    const int64_t image_columns = static_cast<int64_t>(image) * layout.cells * layout.columns;
-    first_element_ = (image_columns + column) * kSize;
+    const auto element = [&](int64_t cell) { return (cell * layout.columns + column) * kSize; };
+    first_element_ = element(static_cast<int64_t>(image) * own.cells);
+    first_result_ = element(static_cast<int64_t>(image) * layout.cells + own.first_cell);
     first_number =
         first_element_ + (static_cast<int64_t>(start) * layout.columns - group_column) * kSize;
   }
@@ -93,35 +122,41 @@ struct NormThread {
     return first_ + (step * kNormVectors + i) * rows_;
   }
   __device__ __forceinline__ bool has(int cell) const { return cell < end_; }
-  // Where the thread's vector of a cell begins in the map.
-  __device__ __forceinline__ int64_t place(int cell) const {
-    return first_element_ + static_cast<int64_t>(cell) * (columns_ * kSize);
+  // Where the thread's vector of a cell begins in the output.
+  __device__ __forceinline__ int64_t result_place(int cell) const {
+    return first_result_ + offset(cell);
   }
   // Loads the vectors of a step; zeros beyond the part.
   __device__ __forceinline__ void load_step(const T* x, int step,
                                             Vector<T, kSize> (&vectors)[kNormVectors]) const {
 #pragma unroll
     for (int i = 0; i < kNormVectors; ++i) {
-      vectors[i] = load_if<T, kSize>(has(cell(step, i)), x + place(cell(step, i)));
+      const int at = cell(step, i);
+      vectors[i] = load_if<T, kSize>(has(at), x + first_element_ + offset(at));
     }
   }
 
  private:
+  __device__ __forceinline__ int64_t offset(int cell) const {
+    return static_cast<int64_t>(cell) * (columns_ * kSize);
+  }
+
   int columns_, rows_, first_, end_;
-  int64_t first_element_;
+  int64_t first_element_, first_result_;
 };
 
 // Writes the moments of every part and group: their mean, and their sum of squared differences.
 template <typename T>
 __global__ void __launch_bounds__(kGroupNormThreads)
-    group_moments_kernel(const __grid_constant__ NormLayout layout, const T* x,
-                         Vector<Accumulate<T>, 2>* moments) {
+    group_moments_kernel(const __grid_constant__ NormLayout layout,
+                         const __grid_constant__ GroupNormArguments arguments) {
   using Real = Accumulate<T>;
   constexpr int kSize = 16 / sizeof(T);
   __shared__ ShiftedSums<Real> shared[kGroupNormThreads];
   begin_next_kernel();
 
   const NormThread<T> own(layout);
+  const T* const x = static_cast<const T*>(arguments.levels[own.level].x);
   const Real shift = widen(x[own.first_number]);
   ShiftedSums<Real> sums;
   for (int step = 0; step < own.steps; ++step) {
@@ -142,7 +177,27 @@ __global__ void __launch_bounds__(kGroupNormThreads)
   add_parts(shared, layout.rows * layout.columns_of_group, layout.groups);
   if (own.row == 0 && own.group_column == 0) {
     const Moments<Real> all(shift, shared[own.group], static_cast<Real>(own.numbers));
+    auto* const moments = static_cast<Vector<Real, 2>*>(arguments.work);
     moments[static_cast<int64_t>(blockIdx.x) * layout.groups + own.group] = {all.mean, all.squares};
+  }
+}
+
+// Stores a vector of the result in int8.
+template <typename T, int kSize>
+__device__ __forceinline__ void store_quantized(int8_t* address, const Vector<T, kSize>& result,
+                                                float factor) {
+  const auto scaled = [&](int i) { return static_cast<float>(result[i]) * factor; };
+  if constexpr (kSize % 4 == 0) {
+    Vector<uint32_t, kSize / 4> words;
+#pragma unroll
+    for (int i = 0; i < kSize / 4; ++i) {
+      words.word[i] =
+          quantize_four(scaled(4 * i), scaled(4 * i + 1), scaled(4 * i + 2), scaled(4 * i + 3));
+    }
+    *reinterpret_cast<Vector<uint32_t, kSize / 4>*>(address) = words;
+  } else {
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) address[i] = quantize<int8_t>(scaled(i));
   }
 }
 
@@ -150,46 +205,51 @@ __global__ void __launch_bounds__(kGroupNormThreads)
 template <typename T>
 __global__ void __launch_bounds__(kGroupNormThreads)
     group_scale_kernel(const __grid_constant__ NormLayout layout,
-                       const __grid_constant__ GroupNormArguments arguments, Accumulate<T> eps) {
+                       const __grid_constant__ GroupNormArguments arguments, Accumulate<T> eps,
+                       float quantized_factor) {
   using Real = Accumulate<T>;
   constexpr int kSize = 16 / sizeof(T);
   __shared__ ShiftedSums<Real> shared[kGroupNormThreads];
   const NormThread<T> own(layout);
-  const auto weight = load<T, kSize>(static_cast<const T*>(arguments.weight) + own.column * kSize);
-  const auto bias = load<T, kSize>(static_cast<const T*>(arguments.bias) + own.column * kSize);
+  const NormLayout::Level& level = layout.levels[own.level];
+  const GroupNormLevel& tensors = arguments.levels[own.level];
+  const auto weight = load<T, kSize>(static_cast<const T*>(tensors.weight) + own.column * kSize);
+  const auto bias = load<T, kSize>(static_cast<const T*>(tensors.bias) + own.column * kSize);
   const int thread = static_cast<int>(threadIdx.x);
   const int first_part = thread / layout.groups;
   const int merged_group = thread - first_part * layout.groups;
-  const int part_numbers = layout.columns_of_group * kSize;  // of a cell
-  const auto* const moments = static_cast<const Vector<Real, 2>*>(arguments.work) +
-                              static_cast<int64_t>(own.image) * layout.parts * layout.groups;
+  const int part_numbers = layout.columns_of_group * kSize;                 // of a cell
+  const int merging = min(kGroupNormThreads / layout.groups, level.parts);  // threads of a group
+  const int64_t first = static_cast<int64_t>(own.image) * layout.parts + level.first_part;
+  const auto* const moments =
+      static_cast<const Vector<Real, 2>*>(arguments.work) + first * layout.groups;
 
   wait_for_last_kernel();
-  if (first_part < layout.merging) {
+  if (first_part < merging) {
     const Real shift = moments[merged_group][0];
     ShiftedSums<Real> some;
-    for (int start = first_part; start < layout.parts; start += kNormMoments * layout.merging) {
+    for (int start = first_part; start < level.parts; start += kNormMoments * merging) {
       Vector<Real, 2> few[kNormMoments]{};
 #pragma unroll
       for (int i = 0; i < kNormMoments; ++i) {
-        const int part = start + i * layout.merging;
-        if (part < layout.parts) few[i] = moments[part * layout.groups + merged_group];
+        const int part = start + i * merging;
+        if (part < level.parts) few[i] = moments[part * layout.groups + merged_group];
       }
 #pragma unroll
       for (int i = 0; i < kNormMoments; ++i) {
-        const int part = start + i * layout.merging;
-        if (part >= layout.parts) break;
+        const int part = start + i * merging;
+        if (part >= level.parts) break;
         const Real sum =
-            static_cast<Real>(layout.cells_of(part) * part_numbers) * (few[i][0] - shift);
+            static_cast<Real>(level.cells_of(part) * part_numbers) * (few[i][0] - shift);
         some.add({sum, few[i][1] + sum * (few[i][0] - shift)});
       }
     }
     shared[thread] = some;
   }
   const Real shift = moments[own.group][0];
-  add_parts(shared, layout.merging, layout.groups);
+  add_parts(shared, merging, layout.groups);
 
-  const Real count = static_cast<Real>(layout.cells) * part_numbers;
+  const Real count = static_cast<Real>(level.cells) * part_numbers;
   const Moments<Real> group(shift, shared[own.group], count);
   const Real scale = 1 / sqrt(group.squares / count + eps);
   Real scales[kSize];
@@ -197,7 +257,7 @@ __global__ void __launch_bounds__(kGroupNormThreads)
   for (int i = 0; i < kSize; ++i) scales[i] = scale * weight[i];
   for (int step = own.steps - 1; step >= 0; --step) {
     Vector<T, kSize> vectors[kNormVectors];
-    own.load_step(static_cast<const T*>(arguments.x), step, vectors);
+    own.load_step(static_cast<const T*>(tensors.x), step, vectors);
 #pragma unroll
     for (int i = 0; i < kNormVectors; ++i) {
       Vector<T, kSize> result;
@@ -206,8 +266,12 @@ __global__ void __launch_bounds__(kGroupNormThreads)
         result.set(j, (vectors[i][j] - group.mean) * scales[j] + bias[j]);
       }
       const int cell = own.cell(step, i);
-      if (own.has(cell)) {
-        store_past_l1(static_cast<T*>(arguments.output) + own.place(cell), bits<uint4>(result));
+      if (!own.has(cell)) continue;
+      const int64_t place = own.result_place(cell);
+      store_past_l1(static_cast<T*>(arguments.output) + place, bits<uint4>(result));
+      if (arguments.quantized != nullptr) {
+        store_quantized(static_cast<int8_t*>(arguments.quantized) + place, result,
+                        quantized_factor);
       }
     }
   }
@@ -221,12 +285,11 @@ cudaError_t launch_group_norm_vectors(const GroupNormProblem& problem,
   if (status != cudaSuccess) return status;
   const NormLayout layout(problem, multiprocessors);
   const dim3 blocks(static_cast<unsigned>(problem.batch_size * layout.parts));
-  status = launch(group_moments_kernel<T>, blocks, kGroupNormThreads, stream, layout,
-                  static_cast<const T*>(arguments.x),
-                  static_cast<Vector<Accumulate<T>, 2>*>(arguments.work));
+  status = launch(group_moments_kernel<T>, blocks, kGroupNormThreads, stream, layout, arguments);
   if (status != cudaSuccess) return status;
   return launch_early(launch_config(blocks, kGroupNormThreads, stream), group_scale_kernel<T>,
-                      layout, arguments, static_cast<Accumulate<T>>(problem.eps));
+                      layout, arguments, static_cast<Accumulate<T>>(problem.eps),
+                      1 / problem.next_scale);
 }
 
 }  // namespace msda

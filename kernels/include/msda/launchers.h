@@ -34,7 +34,7 @@ cudaError_t backward(const Problem& problem, const BackwardArguments& arguments,
 cudaError_t window_attention(const WindowProblem& problem, const WindowArguments& arguments,
                              cudaStream_t stream);
 
-// Group normalisation. arguments.work has group_norm_work(problem) bytes.
+// Group normalisation of one or several levels. arguments.work has group_norm_work(problem) bytes.
 cudaError_t group_norm(const GroupNormProblem& problem, const GroupNormArguments& arguments,
                        cudaStream_t stream);
 

@@ -127,6 +127,13 @@ inline size_t size_of(DataType type) {
   return 0;
 }
 
+// Returns one sentence about what is wrong with a quantisation scale, or an empty string.
+inline std::string check_scale(const char* name, float scale) {
+  if (scale > 0 && std::isfinite(scale) && std::isfinite(1 / scale)) return {};
+  return name + (": should be a number above 0 that is finite, as its reciprocal, got " +
+                 std::to_string(scale));
+}
+
 // Returns one sentence about what is wrong with the problem, or an empty string.
 inline std::string check(const Problem& problem) {
   const auto got = [](const char* what, int64_t expected, int64_t actual) {

@@ -7,8 +7,6 @@
 //   H  hidden numbers of a row
 #pragma once
 
-#include <cmath>
-
 #include "msda/feed_forward_params.h"
 
 namespace msda {
@@ -43,18 +41,12 @@ struct QuantizedFeedForwardArguments {
 
 // Returns one sentence about what is wrong with the problem, or an empty string.
 inline std::string check(const QuantizedFeedForwardProblem& problem) {
-  const auto is_wrong = [](float scale) {
-    return !(scale > 0 && std::isfinite(scale) && std::isfinite(1 / scale));
-  };
-  const char* const expected =
-      ": should be a number above 0 that is finite, as its reciprocal, got ";
-  if (is_wrong(problem.x_scale)) return "x_scale" + (expected + std::to_string(problem.x_scale));
-  if (is_wrong(problem.hidden_scale)) {
-    return "hidden_scale" + (expected + std::to_string(problem.hidden_scale));
+  std::string wrong = check_scale("x_scale", problem.x_scale);
+  if (wrong.empty()) wrong = check_scale("hidden_scale", problem.hidden_scale);
+  if (wrong.empty() && problem.next_scale != 0) {
+    wrong = check_scale("next_scale", problem.next_scale);
   }
-  if (problem.next_scale != 0 && is_wrong(problem.next_scale)) {
-    return "next_scale" + (expected + std::to_string(problem.next_scale));
-  }
+  if (!wrong.empty()) return wrong;
   if (problem.type != DataType::kFloat16 && problem.type != DataType::kBFloat16) {
     return std::string("x: should be float16 or bfloat16, got ") + name(problem.type);
   }

@@ -35,11 +35,8 @@ inline std::string check(const QuantizedLayerNormProblem& problem) {
   if (!(problem.eps > 0 && problem.eps <= kMaxEps)) {
     return "eps: should be a finite number above 0, got " + std::to_string(problem.eps);
   }
-  const float inverse = 1 / problem.scale;
-  if (!(problem.scale > 0 && std::isfinite(problem.scale) && std::isfinite(inverse))) {
-    return "scale: should be a number above 0 that is finite, as its reciprocal, got " +
-           std::to_string(problem.scale);
-  }
+  const std::string wrong = check_scale("scale", problem.scale);
+  if (!wrong.empty()) return wrong;
   if (problem.type == DataType::kFloat64) {
     return "x: should be float32, float16 or bfloat16, got float64";
   }

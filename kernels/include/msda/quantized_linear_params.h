@@ -2,8 +2,6 @@
 // sizes, types and pointers of one problem. Plain C++. Letters as in linear_params.h.
 #pragma once
 
-#include <cmath>
-
 #include "msda/linear_params.h"
 
 namespace msda {
@@ -56,14 +54,7 @@ inline std::string check(const QuantizedLinearProblem& problem) {
   if (problem.type != DataType::kFloat16 && problem.type != DataType::kBFloat16) {
     return std::string("dtype: should be float16 or bfloat16, got ") + name(problem.type);
   }
-  const float inverse = 1 / problem.output_scale;
-  if (problem.quantized_output &&
-      !(problem.output_scale > 0 && std::isfinite(problem.output_scale) &&
-        std::isfinite(inverse))) {
-    return "output_scale: should be a number above 0 that is finite, as its reciprocal, got " +
-           std::to_string(problem.output_scale);
-  }
-  return {};
+  return problem.quantized_output ? check_scale("output_scale", problem.output_scale) : "";
 }
 
 }  // namespace msda

@@ -7,8 +7,6 @@
 //   L        cells of a window: window_size * window_size
 #pragma once
 
-#include <cmath>
-
 #include "msda/params.h"
 
 namespace msda {
@@ -57,11 +55,9 @@ inline std::string check(const WindowProblem& problem) {
     return "shift: should be 0 or more and below window_size = " +
            std::to_string(problem.window_size) + ", got " + std::to_string(problem.shift);
   }
-  if (problem.quantized_output() &&
-      !(problem.output_scale > 0 && std::isfinite(problem.output_scale) &&
-        std::isfinite(1 / problem.output_scale))) {
-    return "output_scale: should be a number above 0 that is finite, as its reciprocal, got " +
-           std::to_string(problem.output_scale);
+  if (problem.quantized_output()) {
+    const std::string wrong = check_scale("output_scale", problem.output_scale);
+    if (!wrong.empty()) return wrong;
   }
   // The kernels count rows, columns, channels and windows in 32 bits.
   constexpr int64_t kLimit = INT32_MAX / 8;

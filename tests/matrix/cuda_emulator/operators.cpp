@@ -126,13 +126,21 @@ int emulated_window_attention(const msda::WindowProblem& problem, const Tensor* 
   });
 }
 
-// tensors: those of GroupNormArguments but the work memory, in their order.
+// tensors: x, weight and bias of each level, output and quantized.
 int emulated_group_norm(const msda::GroupNormProblem& problem, const Tensor* tensors,
                         uint64_t order) {
   return call(problem, order, [&](Copies& copies) {
-    const msda::GroupNormArguments arguments{copies.input(tensors[0]), copies.input(tensors[1]),
-                                             copies.input(tensors[2]), copies.output(tensors[3]),
-                                             copies.zeros("work", msda::group_norm_work(problem))};
+    msda::GroupNormArguments arguments;
+    const Tensor* next = tensors;
+    for (int i = 0; i < problem.num_levels; ++i) {
+      msda::GroupNormLevel& level = arguments.levels[i];
+      for (const void** tensor : {&level.x, &level.weight, &level.bias}) {
+        *tensor = copies.input(*next++);
+      }
+    }
+    arguments.output = copies.output(next[0]);
+    arguments.quantized = copies.output(next[1]);
+    arguments.work = copies.zeros("work", msda::group_norm_work(problem));
     return msda::group_norm(problem, arguments, nullptr);
   });
 }
