@@ -99,7 +99,8 @@ class Policy:
             return ATTENTION
         # Others move the cells before they normalise them.
         node_reads = any(_is_group_norm(use.node) for use in product.output.uses())
-        if not node_reads and _is_normalised(product.output, *_CELL_NORMALISATIONS):
+        moved = not node_reads and _reaches(product.output, _is_group_norm)
+        if moved or _is_normalised(product.output, *_CELL_NORMALISATIONS):
             return NORMALISED
         return MERGING if _merges_cells(product) else None
 
@@ -107,8 +108,9 @@ class Policy:
         """Returns whether TensorRT 10.6 runs a convolution no faster in 8 bits.
 
         Its FP8 convolutions fall back to slow kernels: R50 took 16.0 ms, 6.2 ms in fp16 (H200, 768x1152). A
-        normalisation that reads the result needs 16 bits in another layout. Grouped convolutions gain: with
-        them, INT8 takes MobileNetV2 0.34 of the time at batch 256, ResNeXt50 0.64 at 32 (H200).
+        normalisation that reads the result needs 16 bits in another layout. A GroupNorm node does not: builds
+        let it read the map as it is. Grouped convolutions gain: with them, INT8 takes MobileNetV2 0.34 of the
+        time at batch 256, ResNeXt50 0.64 at 32 (H200).
 
         In 8 bits a SiLU is a kernel of its own, between two that change the layout, where a Split, Concat or
         sum reads its result. This costs a network without wide convolutions more than its products gain:
@@ -243,12 +245,15 @@ def _is_group_norm(node: ir.Node) -> bool:
 
 
 def _is_normalised(value: ir.Value, *types: str) -> bool:
-    """Returns whether a normalisation of these types or over cells reads a value through moves."""
+    """Returns whether a normalisation of these types, or a mean over cells, reads a value through moves."""
+    return _reaches(value, lambda node: is_op(node, *types) or _averages_cells(node))
+
+
+def _reaches(value: ir.Value, fits: Callable[[ir.Node], bool]) -> bool:
+    """Returns whether a node that fits reads a value through moves."""
     for use in value.uses():
-        if is_op(use.node, *types) or _is_group_norm(use.node) or _averages_cells(use.node):
-            return True
         moves = is_op(use.node, "Cast", *rules.MOVES)
-        if moves and any(_is_normalised(output, *types) for output in use.node.outputs):
+        if fits(use.node) or (moves and any(_reaches(output, fits) for output in use.node.outputs)):
             return True
     return False
 

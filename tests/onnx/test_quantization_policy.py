@@ -269,6 +269,16 @@ class Drawing:
             norm = self.group_norm_of(self.add("Reshape", x, self.constant([1, SIDE, SIDE, CHANNELS])))
             self.x = self.add("Reshape", norm, self.constant([1, -1, CHANNELS]))
 
+    def group_norm_of_convolution(self) -> None:
+        """A convolution, then the group normalisation of its cells, by one node."""
+        if self.cells:
+            rows = self.add("Transpose", self.x, perm=[0, 2, 1])
+            found = self.add("Reshape", rows, self.constant([1, CHANNELS, SIDE, SIDE]))
+            name = "eight" if self.precision == "int8" else "sixteen"
+            found = self.add("Conv", found, self.weight((CHANNELS, CHANNELS, 1, 1)), name=name)
+            moved = self.add("Transpose", found, perm=[0, 2, 3, 1])
+            self.x = self.group_norm_of(self.add("Reshape", moved, self.constant([1, -1, CHANNELS])))
+
     def group_norm_of(self, x: str) -> str:
         parameters = [self.weight((CHANNELS,)) for _ in range(2)]
         return self.add("GroupNorm", x, *parameters, domain="msda", num_groups=4, eps=1e-5)
@@ -330,6 +340,7 @@ BLOCKS = (
     Drawing.window_attention,
     Drawing.group_norm,
     Drawing.group_norm_of_map,
+    Drawing.group_norm_of_convolution,
     Drawing.msda,
     Drawing.select,
 )

@@ -13,7 +13,7 @@ from benchmarks.operator_errors import TOLERANCE, relative_error
 from msda import window_reference
 from onnx_path.comparison.onnxruntime_reference import add_bodies
 from onnx_path.nodes.attention import add_function_bodies
-from onnx_path.nodes.domain import DOMAIN
+from onnx_path.nodes.domain import DOMAIN, PLUGIN_ATTRIBUTES
 from onnx_path.nodes.window_attention import WINDOW_ATTENTION
 from onnx_path.surgery.rewrite.function_bodies import LOWEST_OPSET
 from onnx_path.tensorrt.fused_quantized_linears import fuse_layers
@@ -186,6 +186,9 @@ def quantized_model(body: str, outputs: str, precision: str = "int8") -> onnx.Mo
     model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
     for node in model.graph.node:
         node.name = f"/block/{node.output[0]}/{node.op_type}"
+        if node.op_type == WINDOW_ATTENTION:
+            texts = PLUGIN_ATTRIBUTES.items()
+            node.attribute.extend(onnx.helper.make_attribute(key, text) for key, text in texts)
     return model
 
 
