@@ -99,7 +99,13 @@ WRONG_FIELDS = [
     (LINEAR, "multiply_mask", [2], "INT32", "multiply_mask: expected one number, 0 or 1"),
     (LINEAR, "add_residual", [2], "INT32", "add_residual: expected one number, 0 or 1"),
     (GROUP_NORM_LEVELS, "num_levels", [5], "INT32", "num_groups: expected a number, got none"),
-    (GROUP_NORM_LEVELS, "num_levels", [-1], "INT32", "num_levels: expected one number, 1 to 8"),
+    (
+        GROUP_NORM_LEVELS,
+        "num_levels",
+        [5.0],
+        "FLOAT32",
+        "num_levels: expected one number of type INT32 or INT64",
+    ),
     (LINEAR, "normalise", [2], "INT32", "normalise: expected one number, 0 or 1"),
     (LINEAR, "eps", [1], "INT32", "eps: expected one number of type FLOAT32 or FLOAT64"),
     (LINEAR, "add_residual", [1], "INT64", "activation: expected a number, got none"),
@@ -321,6 +327,8 @@ TO_INT8 = "activation=0;add_residual=0;multiply_mask=0;output_type=3;output_scal
 TO_FP8 = "activation=2;add_residual=1;multiply_mask=0;output_type=17;output_scale=0.5"
 NORM_TO_INT8 = "eps=0.00001;output_type=3;scale=0.25"
 NORM_TO_FP8 = "eps=0.5;output_type=17;scale=0.5"
+LEVELS = "num_levels=2;num_groups=8;eps=0.5;next_scale=0.0"
+LEVELS_TO_INT8 = LEVELS.replace("next_scale=0.0", "next_scale=0.5")
 FLOAT_BLOCK = "eps=0.25"
 BLOCK = "x_scale=0.25;hidden_scale=0.5;eps=0.00001;next_scale=0.0"
 BLOCK_IN_INT8 = BLOCK.replace("next_scale=0.0", "next_scale=0.5")
@@ -341,6 +349,11 @@ GOOD = {
     (WINDOW_ATTENTION, WINDOW_TO_INT8): "float16:2,9,7,96 float16:4,16,16",
     (WINDOW_ATTENTION, "window_size=5;shift=0"): "bfloat16:0,5,1,48 bfloat16:1,25,25",
     (GROUP_NORM, GROUPS): "float16:2,9,7,64 float16:64 float16:64",
+    (GROUP_NORM_LEVELS, LEVELS): "float16:2,63,64 float16:64 float16:64 float16:2,5,64 float16:64 float16:64",
+    (
+        GROUP_NORM_LEVELS,
+        LEVELS_TO_INT8,
+    ): "float32:0,63,8 float32:8 float32:8 float32:0,5,8 float32:8 float32:8",
     (GROUP_NORM, "num_groups=3;eps=0.00001"): "float32:1,200,200,6 float32:6 float32:6",
     (GROUP_NORM, "num_groups=8;eps=0.00001"): "float16:2,63,64 float16:64 float16:64",
     (LINEAR, PRODUCT): "float16:2,63,64 float16:256,64" + 5 * " float16:256",
@@ -380,6 +393,8 @@ SAID = {
     PRODUCT: "activation=1 add_residual=0 multiply_mask=0 normalise=0 eps=1e-05",
     SUM: "activation=0 add_residual=1 multiply_mask=1 normalise=0 eps=1e-05",
     NORMED: "activation=0 add_residual=1 multiply_mask=0 normalise=1 eps=0.5",
+    LEVELS: "num_levels=2 num_groups=8 eps=0.5 next_scale=0",
+    LEVELS_TO_INT8: "num_levels=2 num_groups=8 eps=0.5 next_scale=0.5",
     FLOAT_BLOCK: "eps=0.25",
     "eps=0.125": "eps=0.125",
     "count=900": "count=900",
@@ -397,6 +412,7 @@ WORK = {
     GROUPS: 2 * 2 * 63 * 8 * 4,
     "num_groups=3;eps=0.00001": 2 * 256 * 3 * 4,
     "num_groups=8;eps=0.00001": 2 * 2 * 63 * 8 * 4,
+    LEVELS: 2 * 2 * (63 + 5) * 8 * 4,
 }
 WORK["count=900"] = 8 * 16384 * 8
 """Bytes of work memory: two floats for each image, part (of 1 cell or more, up to 256) and group; 16,384 keys
@@ -488,6 +504,16 @@ BAD = [
     (FEED_FORWARD, FLOAT_BLOCK, 3, "float16:64,64", "expected [C, H] with H=96 (from weight1), got [64, 64]"),
     (FEED_FORWARD, FLOAT_BLOCK, 4, "float16:1,64", "expected [C] with C=64 (from x), got [1, 64]"),
     (FEED_FORWARD, FLOAT_BLOCK, 6, "float16:63", "expected [C] with C=64 (from x), got [63]"),
+    (GROUP_NORM_LEVELS, LEVELS, 3, "float16:2,64", "expected [N, S, C] or [N, C, H, W], got [2, 64]"),
+    (GROUP_NORM_LEVELS, LEVELS, 3, "float16:1,5,64", "with N and C of levels[0], got [1, 5, 64]"),
+    (
+        GROUP_NORM_LEVELS,
+        LEVELS,
+        3,
+        "float16:2,60,5,5",
+        "with C a multiple of num_groups=8, got [2, 60, 5, 5]",
+    ),
+    (GROUP_NORM_LEVELS, LEVELS, 4, "float16:63", "expected [C] with C=64 (from levels), got [63]"),
     (QUANTIZED_FEED_FORWARD, BLOCK, 0, "float32:2,63,64", "expected float16 or bfloat16, got float32"),
     (QUANTIZED_FEED_FORWARD, BLOCK, 1, "int8:96,64", "expected int32, four numbers of 8 bits each, got int8"),
     (QUANTIZED_FEED_FORWARD, BLOCK, 1, "int32:96,64", "expected [H, C/4] with C=64 (from x), got [96, 64]"),
@@ -519,7 +545,7 @@ def test_plugin_survives_serialisation_and_takes_fitting_inputs(probe, library, 
     said = SAID.get(fields, "" if operator == LINEAR_MAX else "equal points per level")
     kept = [f"num_inputs {len(GOOD[operator, fields].split())}"] if operator == WINDOW_ATTENTION else []
     work = [f"work {WORK[fields]}"] if fields in WORK else []
-    formats = len(GOOD[operator, fields].split()) + (2 if fields == BLOCK_IN_INT8 else 1)
+    formats = len(GOOD[operator, fields].split()) + (2 if "next_scale=0.5" in fields else 1)
     checks = ["types 0", "shapes 0", "bounds 0", f"formats {formats}"]
     assert lines == [*checks, f"{operator} 1 {said}", *kept, *work]
     assert not errors
@@ -539,6 +565,7 @@ NAMES = INPUT_NAMES | {
     LINEAR: ("x", "weight", "bias", "residual", "mask", "norm_weight", "norm_bias"),
     QUANTIZED_LINEAR: ("x", "weight", "scale", "bias", "residual", "mask"),
     QUANTIZED_LAYER_NORM: ("x", "weight", "bias"),
+    GROUP_NORM_LEVELS: ("levels[0]", "weights[0]", "biases[0]", "levels[1]", "weights[1]", "biases[1]"),
     FEED_FORWARD: ("x", "weight1", "bias1", "weight2", "bias2", "norm_weight", "norm_bias"),
     QUANTIZED_FEED_FORWARD: (
         "x",
@@ -564,6 +591,7 @@ NAMES = INPUT_NAMES | {
         (LINEAR, SUM, (6, 8), "7 inputs"),
         (QUANTIZED_LINEAR, TO_HALF, (5,), "6 inputs"),
         (QUANTIZED_LAYER_NORM, NORM_TO_INT8, (2, 4), "3 inputs"),
+        (GROUP_NORM_LEVELS, LEVELS, (3, 7), "6 inputs"),
         (FEED_FORWARD, FLOAT_BLOCK, (6, 8), "7 inputs"),
         (QUANTIZED_FEED_FORWARD, BLOCK, (8, 10), "9 inputs"),
     ],
