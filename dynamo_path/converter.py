@@ -1,4 +1,4 @@
-"""Converters for Torch-TensorRT: the operators of `torch.ops.msda`, packed_attention and
+"""Converters for Torch-TensorRT: the operators of `torch.ops.msda`, packed_attention, group_norm_levels and
 quantized_feed_forward become plugin layers, quantize and dequantize Q/DQ layers.
 
 `add_plugin_layer` needs only TensorRT, `register` needs Torch-TensorRT.

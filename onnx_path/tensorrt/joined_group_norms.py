@@ -2,9 +2,8 @@
 
 Before:
 
-    map -> Transpose -> Reshape -> GroupNorm -> \\
-                           cells -> GroupNorm -> Concat -> x
-                                             ...
+    map of a convolution -> Transpose -> Reshape -> GroupNorm -> Concat -> x
+    cells of a linear layer -> GroupNorm -> the same Concat
 
 Behind: one node reads maps and cells, and gives x. TensorRT keeps the maps of convolutions with channels
 innermost, as the plugin reads them, so that nothing is moved. If a QuantizeLinear makes int8 of x, the node
