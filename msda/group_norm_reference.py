@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from msda import checks
-from msda.quantized_linear_reference import quantize
+from msda.quantized_linear_reference import quantize_by
 
 
 def group_norm(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: float) -> Tensor:
@@ -44,8 +44,7 @@ def group_norm_levels(
     result = torch.cat([group_norm(*level, num_groups, eps) for level in tensors], 1)
     if next_scale is None:
         return result
-    inverse = 1 / torch.tensor(next_scale, dtype=torch.float32, device=result.device)
-    return result, quantize(result.float() * inverse, torch.int8)
+    return result, quantize_by(result.float(), next_scale, torch.int8)
 
 
 def cells_of(level: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from msda import checks
-from msda.quantized_linear_reference import quantize
+from msda.quantized_linear_reference import quantize_by
 
 
 def quantized_feed_forward(
@@ -38,8 +38,7 @@ def quantized_feed_forward(
     checks.check_quantized_feed_forward(x, *layers, *numbers, next_scale)
 
     def quantized(numbers: Tensor, scale: float) -> Tensor:
-        inverse = 1 / torch.tensor(scale, dtype=torch.float32, device=x.device)
-        return quantize(numbers.float() * inverse, torch.int8)
+        return quantize_by(numbers.float(), scale, torch.int8)
 
     product = quantized(x, x_scale).double() @ weight1.double().T
     hidden = quantized((product * scale1.double() + bias1.double()).relu(), hidden_scale).double()

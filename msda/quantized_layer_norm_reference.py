@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from msda import checks
-from msda.quantized_linear_reference import quantize
+from msda.quantized_linear_reference import quantize_by
 
 
 def quantized_layer_norm(
@@ -21,5 +21,4 @@ def quantized_layer_norm(
     checks.check_quantized_layer_norm(x, weight, bias, eps, scale, dtype)
     wide, weight, bias = (tensor.double() for tensor in (x, weight, bias))
     normalised = F.layer_norm(wide, wide.shape[-1:], weight, bias, eps).float()
-    inverse = 1 / torch.tensor(scale, dtype=torch.float32, device=x.device)
-    return quantize(normalised * inverse, dtype).contiguous()
+    return quantize_by(normalised, scale, dtype).contiguous()

@@ -37,8 +37,12 @@ def quantized_linear(
     result = finish(product, residual, activation, mask)
     if output_scale is None:
         return result.to(dtype)
-    inverse = 1 / torch.tensor(output_scale, dtype=torch.float32, device=x.device)
-    return quantize(result * inverse, x.dtype)
+    return quantize_by(result, output_scale, x.dtype)
+
+
+def quantize_by(x: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    """Quantises x / scale, as the kernels do: times the reciprocal of the scale in float32."""
+    return quantize(x * (1 / torch.tensor(scale, dtype=torch.float32, device=x.device)), dtype)
 
 
 def quantize(x: Tensor, dtype: torch.dtype) -> Tensor:

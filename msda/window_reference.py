@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from msda import checks
-from msda.quantized_linear_reference import quantize
+from msda.quantized_linear_reference import quantize_by
 
 MASK = -100.0  # kWindowMask of kernels/include/msda/window_params.h
 
@@ -36,8 +36,7 @@ def window_attention(
     result = joined[:, : qkv.shape[1], : qkv.shape[2]]
     if output_scale is None:
         return result.to(qkv.dtype).contiguous()
-    inverse = 1 / torch.tensor(output_scale, dtype=torch.float32, device=qkv.device)
-    return quantize(result.float() * inverse, torch.int8).contiguous()
+    return quantize_by(result.float(), output_scale, torch.int8).contiguous()
 
 
 def window_attention_backward(
