@@ -72,7 +72,8 @@ class FeedForwardProblem:
 PROBLEMS = (
     FeedForwardProblem("encoder_768x1152", CELLS),
     FeedForwardProblem("encoder_800x1333_4_levels", 22_223),
-    *(FeedForwardProblem(f"rows_{rows}", rows) for rows in (16_896, 8192)),
+    *(FeedForwardProblem(f"rows_{rows}", rows) for rows in (16_896, 8192, 2048)),
+    FeedForwardProblem("decoder", 900),
 )
 
 

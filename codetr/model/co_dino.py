@@ -148,8 +148,8 @@ class CoDino(nn.Module):
         """Replaces linear layers by their form for exports, see `codetr.model.layers.Linear`.
 
         These are the layers of Swin, and in transformers of 192 or 256 channels those before LayerNorm, which
-        one kernel of `msda.linear` computes with the norm. In an encoder they are both layers of a
-        feed-forward block, which builds merge to `msda.feed_forward`.
+        one kernel of `msda.linear` computes with the norm, and the first layer of a feed-forward block, which
+        builds merge with the second to `msda.feed_forward`.
 
         With 192 channels, TensorRT 10.6 fuses a layer with residual and LayerNorm into a kernel that gave
         other bits in 2 of 2,000 runs of the demo model (fp16, H100).
@@ -160,8 +160,7 @@ class CoDino(nn.Module):
         linears = [module for module in self.backbone.modules() if isinstance(module, Linear)]
         if self.config.embed_dims in (192, 256):
             layers = [*self.encoder.layers, *self.decoder.layers]
-            linears += [layer.ffn.fc1 for layer in self.encoder.layers]
-            linears += [layer.ffn.fc2 for layer in layers]
+            linears += [linear for layer in layers for linear in (layer.ffn.fc1, layer.ffn.fc2)]
             linears += [layer.self_attn.out_proj for layer in self.decoder.layers]
             linears.append(self.query_selection.output)
         for linear in linears:

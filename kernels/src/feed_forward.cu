@@ -9,6 +9,9 @@ namespace msda {
 template <typename T>
 cudaError_t launch_feed_forward_hopper(const FeedForwardProblem& problem,
                                        const FeedForwardArguments& arguments, cudaStream_t stream);
+template <typename T>
+cudaError_t launch_feed_forward_split(const FeedForwardProblem& problem,
+                                      const FeedForwardArguments& arguments, cudaStream_t stream);
 #endif
 
 // Runs a kernel that can_run() the problem.
@@ -19,6 +22,9 @@ cudaError_t run_feed_forward(FeedForwardKernel kernel, const FeedForwardProblem&
   if constexpr (sizeof(T) == 2) {
     if (kernel == FeedForwardKernel::kHopper) {
       return launch_feed_forward_hopper<T>(problem, arguments, stream);
+    }
+    if (kernel == FeedForwardKernel::kSplit) {
+      return launch_feed_forward_split<T>(problem, arguments, stream);
     }
   }
 #endif

@@ -159,7 +159,8 @@ std::string check_environment() {
     wrong = check_variable(kQuantizedLayerNormVariable, kQuantizedLayerNormKernels);
   }
   if (wrong.empty()) wrong = check_variable(kFeedForwardVariable, kFeedForwardKernels);
-  if (wrong.empty()) wrong = check_variable(kQuantizedFeedForwardVariable, kFeedForwardKernels);
+  if (wrong.empty())
+    wrong = check_variable(kQuantizedFeedForwardVariable, kQuantizedFeedForwardKernels);
   if (wrong.empty()) wrong = check_variable(kLinearMaxVariable, kLinearMaxKernels);
   return wrong.empty() ? check_variable(kTopKVariable, kTopKKernels) : wrong;
 }
@@ -344,7 +345,7 @@ cudaError_t quantized_feed_forward(const QuantizedFeedForwardProblem& problem,
                                    cudaStream_t stream) {
   if (problem.empty()) return cudaSuccess;
   FeedForwardKernel kernel = or_plain(choose_feed_forward(problem, arguments));
-  if (!force(kQuantizedFeedForwardVariable, kFeedForwardKernels, kernel)) {
+  if (!force(kQuantizedFeedForwardVariable, kQuantizedFeedForwardKernels, kernel)) {
     return cudaErrorInvalidValue;
   }
   if (!can_run(kernel, problem, arguments) || !runs_here(kernel)) return cudaErrorNotSupported;

@@ -514,10 +514,12 @@ Tensor feed_forward(Tensor x, Tensor weight1, Tensor bias1, Tensor weight2, Tens
     *tensor = torch::stable::contiguous(*tensor);
   }
   Tensor output = torch::stable::new_empty(x, x.sizes());
+  const Tensor work = torch::stable::new_empty(
+      x, {static_cast<int64_t>(msda::feed_forward_work(problem))}, ScalarType::Byte);
   const msda::FeedForwardArguments arguments{
-      x.const_data_ptr(),         weight1.const_data_ptr(), bias1.const_data_ptr(),
-      weight2.const_data_ptr(),   bias2.const_data_ptr(),   norm_weight.const_data_ptr(),
-      norm_bias.const_data_ptr(), output.mutable_data_ptr()};
+      x.const_data_ptr(),         weight1.const_data_ptr(),  bias1.const_data_ptr(),
+      weight2.const_data_ptr(),   bias2.const_data_ptr(),    norm_weight.const_data_ptr(),
+      norm_bias.const_data_ptr(), output.mutable_data_ptr(), work.mutable_data_ptr()};
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   check_launch("feed_forward", msda::feed_forward(problem, arguments, current_stream(x)),
                "x=", binding::shape_of(x), " weight1=", binding::shape_of(weight1), " ",

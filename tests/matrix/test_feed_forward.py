@@ -58,14 +58,20 @@ class Case:
 
 
 ON_GPU = on_gpu(msda.feed_forward, VARIABLE, "hopper", backends.SIXTEEN_BIT, backends.no_sm90)
-HOPPER = (emulator(msda.feed_forward, VARIABLE, "hopper", backends.SIXTEEN_BIT), ON_GPU)
+SPLIT_ON_GPU = on_gpu(msda.feed_forward, VARIABLE, "split", backends.SIXTEEN_BIT, backends.no_sm90)
+HOPPER = (
+    *(emulator(msda.feed_forward, VARIABLE, kernel, backends.SIXTEEN_BIT) for kernel in ("hopper", "split")),
+    ON_GPU,
+    SPLIT_ON_GPU,
+)
+"""Kernels for compute capability 9.0."""
 PLAIN = plain_backends(msda.feed_forward, VARIABLE, TYPES)
 
 
 @st.composite
 def cases(draw: st.DrawFn, kernel: str | None) -> Case:
     """Draws a case that a kernel can run; None: any."""
-    hopper = kernel == "hopper"
+    hopper = kernel in ("hopper", "split")
     return Case(
         tuple(draw(st.lists(st.integers(1, 8 if hopper else 4), max_size=3))),
         # The variance of a few numbers may be close to zero, and then the result magnifies their rounding.
@@ -175,13 +181,16 @@ def test_what_hopper_cannot_run() -> None:
     ]
     for inputs in slow:
         on_gpu(msda.feed_forward).check(inputs)
-        with pytest.raises(RuntimeError, match="not supported"):
-            ON_GPU.compute(inputs)
+        for backend in (ON_GPU, SPLIT_ON_GPU):
+            with pytest.raises(RuntimeError, match="not supported"):
+                backend.compute(inputs)
+    with pytest.raises(RuntimeError, match="not supported"):
+        SPLIT_ON_GPU.compute(Case((2049,), 256, 128).inputs(torch.float16, "cuda"))
 
 
 def test_name_of_no_kernel(device: str) -> None:
     inputs = Case((4,), 8, 8).inputs(torch.float16, device)
-    operator_checks.unknown_kernel(msda.feed_forward, inputs, VARIABLE, "plain, hopper")
+    operator_checks.unknown_kernel(msda.feed_forward, inputs, VARIABLE, "plain, hopper, split")
 
 
 # In PyTorch.

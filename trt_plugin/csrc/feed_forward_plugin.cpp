@@ -52,10 +52,14 @@ class FeedForwardPlugin final : public KernelPlugin<FeedForwardProblem> {
     return problem;
   }
 
+  size_t work_bytes(PluginTensorDesc const* largest, int32_t count) const override {
+    return feed_forward_work(read_problem(largest, count));
+  }
+
   cudaError_t launch(FeedForwardProblem const& problem, void const* const* inputs,
-                     void* const* outputs, void* /*work*/, cudaStream_t stream) const override {
-    const FeedForwardArguments arguments{inputs[0], inputs[1], inputs[2], inputs[3],
-                                         inputs[4], inputs[5], inputs[6], outputs[0]};
+                     void* const* outputs, void* work, cudaStream_t stream) const override {
+    const FeedForwardArguments arguments{inputs[0], inputs[1], inputs[2],  inputs[3], inputs[4],
+                                         inputs[5], inputs[6], outputs[0], work};
     return feed_forward(problem, arguments, stream);
   }
 

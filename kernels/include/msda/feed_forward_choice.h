@@ -4,6 +4,7 @@
 //   plain   feed_forward_plain.cuh  any size, type and alignment
 //   hopper  feed_forward_sm90.cuh   half and bfloat16; C of 256; H a multiple of 64, up to 2048;
 //                                   compute capability 9.0
+//   split   feed_forward_split.cuh  the same, up to 2048 rows; not in int8
 //
 // The names are the values of MSDA_FEED_FORWARD, which forces a kernel.
 #pragma once
@@ -13,17 +14,21 @@
 
 namespace msda {
 
-// Of kernel `hopper`.
-inline constexpr int kHopperChannels = 256;
-inline constexpr int kHopperMostHidden = 2048;
+enum class FeedForwardKernel : int32_t { kPlain, kHopper, kSplit };
 
-enum class FeedForwardKernel : int32_t { kPlain, kHopper };
-
-inline constexpr FeedForwardKernel kFeedForwardKernels[] = {FeedForwardKernel::kPlain,
-                                                            FeedForwardKernel::kHopper};
+inline constexpr FeedForwardKernel kFeedForwardKernels[] = {
+    FeedForwardKernel::kPlain, FeedForwardKernel::kHopper, FeedForwardKernel::kSplit};
 
 inline const char* name(FeedForwardKernel kernel) {
-  return kernel == FeedForwardKernel::kPlain ? "plain" : "hopper";
+  switch (kernel) {
+    case FeedForwardKernel::kPlain:
+      return "plain";
+    case FeedForwardKernel::kHopper:
+      return "hopper";
+    case FeedForwardKernel::kSplit:
+      return "split";
+  }
+  return "";
 }
 
 // Whether kernel `hopper` has the sizes and the type of a problem, which may be in int8, and the
@@ -39,20 +44,26 @@ bool fits_feed_forward_hopper(const Problem& problem, const Arguments& arguments
 // Whether a kernel can run the problem on some GPU.
 inline bool can_run(FeedForwardKernel kernel, const FeedForwardProblem& problem,
                     const FeedForwardArguments& arguments) {
-  return kernel == FeedForwardKernel::kPlain || fits_feed_forward_hopper(problem, arguments);
+  if (kernel == FeedForwardKernel::kPlain) return true;
+  const bool fits = kernel == FeedForwardKernel::kHopper ||
+                    (problem.rows <= kSplitMostRows && arguments.work != nullptr);
+  return fits && fits_feed_forward_hopper(problem, arguments);
 }
 
-// The fastest kernel of a problem, which may be in int8.
-template <typename Problem, typename Arguments>
-FeedForwardKernel choose_feed_forward(const Problem& problem, const Arguments& arguments) {
-  return can_run(FeedForwardKernel::kHopper, problem, arguments) ? FeedForwardKernel::kHopper
-                                                                 : FeedForwardKernel::kPlain;
+// The fastest kernel.
+inline FeedForwardKernel choose_feed_forward(const FeedForwardProblem& problem,
+                                             const FeedForwardArguments& arguments) {
+  for (FeedForwardKernel kernel : {FeedForwardKernel::kSplit, FeedForwardKernel::kHopper}) {
+    if (can_run(kernel, problem, arguments)) return kernel;
+  }
+  return FeedForwardKernel::kPlain;
 }
 
-// Whether kernel `hopper` is faster than two linear layers and a normalisation. Fewer rows leave
-// multiprocessors idle.
+// Whether a kernel is faster than two linear layers and a normalisation. With more rows than
+// `split` takes, `hopper` needs many: fewer leave multiprocessors idle.
 inline bool is_fast(const FeedForwardProblem& problem) {
-  return can_run(FeedForwardKernel::kHopper, problem, {}) && problem.rows >= 12288;
+  const bool few = problem.rows <= kSplitMostRows, many = problem.rows >= 12288;
+  return (few || many) && can_run(FeedForwardKernel::kHopper, problem, {});
 }
 
 }  // namespace msda

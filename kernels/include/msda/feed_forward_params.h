@@ -35,7 +35,38 @@ struct FeedForwardArguments {
   const void* norm_weight = nullptr;  // [C]
   const void* norm_bias = nullptr;    // [C]
   void* output = nullptr;             // [M, C]
+  void* work = nullptr;               // feed_forward_work(problem) bytes, aligned to 16
 };
+
+// Of kernels `hopper` and `split`.
+inline constexpr int kHopperChannels = 256;
+inline constexpr int kHopperMostHidden = 2048;
+
+// How kernel `split` cuts a problem, see feed_forward_split.cuh: a block multiplies 128 rows by a
+// slice of the hidden layer. With more blocks, the sums of the slices take longer than the
+// products.
+inline constexpr int64_t kSplitMostRows = 2048;
+inline constexpr int64_t kSplitRows = 128;
+inline constexpr int64_t kSplitMostSlices = 16;
+inline constexpr int64_t kSplitMostBlocks = 96;
+
+// Slices of the hidden layer. Each has as many chunks of 64 numbers.
+inline int64_t feed_forward_slices(const FeedForwardProblem& problem) {
+  const int64_t chunks = problem.hidden / 64, tiles = (problem.rows + kSplitRows - 1) / kSplitRows;
+  int64_t slices = 1;
+  while (2 * slices <= kSplitMostSlices && chunks % (2 * slices) == 0 &&
+         tiles * 2 * slices <= kSplitMostBlocks) {
+    slices *= 2;
+  }
+  return slices;
+}
+
+// Bytes of work memory: a float for each slice, row and channel. More rows never need fewer.
+inline size_t feed_forward_work(const FeedForwardProblem& problem) {
+  if (problem.channels != kHopperChannels || size_of(problem.type) != 2) return 0;
+  const int64_t rows = std::min(kSplitMostSlices * problem.rows, kSplitMostBlocks * kSplitRows);
+  return static_cast<size_t>(rows * problem.channels) * sizeof(float);
+}
 
 // Checks eps and the sizes of a FeedForwardProblem or a QuantizedFeedForwardProblem. Returns one
 // sentence about what is wrong, or an empty string.

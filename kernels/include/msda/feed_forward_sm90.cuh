@@ -29,8 +29,9 @@ struct FeedForwardNumbers {
   const void* bias2;
   const void* norm_weight;
   const void* norm_bias;
+  float* sums;  // of kernel `split`: [slices, M, C]
   int rows;
-  int hidden;
+  int hidden;  // of a block
   float eps;
 };
 
@@ -75,8 +76,9 @@ __device__ __forceinline__ uint32_t pack_relu(float low, float high) {
 #endif
 }
 
-// T is __half or __nv_bfloat16.
-template <typename T>
+// T is __half or __nv_bfloat16. kSplit: a block multiplies a slice of the hidden layer, and stores
+// the sums of y, see feed_forward_split.cuh.
+template <typename T, bool kSplit = false>
 struct FeedForward : FeedForwardSizes {
   struct Barriers {
     uint64_t loaded[kStages], used[kStages];  // stages of the ring
@@ -104,6 +106,10 @@ struct FeedForward : FeedForwardSizes {
   }
 
   __device__ int chunks() const { return numbers.hidden / kChunk; }
+  // The first hidden column of a chunk of the block.
+  __device__ int hidden_column(int chunk) const {
+    return (kSplit ? static_cast<int>(blockIdx.y) * numbers.hidden : 0) + chunk * kChunk;
+  }
 
   __device__ void init() const {
     if (threadIdx.x == 0) {
@@ -122,7 +128,9 @@ struct FeedForward : FeedForwardSizes {
     const auto number = [](const void* tensor, int i) {
       return widen(static_cast<const T*>(tensor)[i]);
     };
-    for (int i = thread; i < numbers.hidden; i += kThreads) bias1[i] = number(numbers.bias1, i);
+    for (int i = thread; i < numbers.hidden; i += kThreads) {
+      bias1[i] = number(numbers.bias1, hidden_column(0) + i);
+    }
     for (int i = thread; i < kChannels; i += kThreads) {
       bias2[i] = number(numbers.bias2, i);
       pairs_norm[2 * i] = number(numbers.norm_weight, i);
@@ -149,7 +157,7 @@ struct FeedForward : FeedForwardSizes {
         char* const to = begin();
         for (int panel = 0; panel < 2; ++panel) {
           load_tile(to + panel * kPanelBytes, weight1, &barriers->loaded[stage],
-                    (2 * half + panel) * (kPanel / 2), chunk * kChunk);
+                    (2 * half + panel) * (kPanel / 2), hidden_column(chunk));
         }
         next();
       }
@@ -157,8 +165,8 @@ struct FeedForward : FeedForwardSizes {
     const auto load_second = [&](int chunk) {
       for (int half = 0; half < 2; ++half) {
         char* const to = begin();
-        load_tile(to, weight2, &barriers->loaded[stage], chunk * kChunk + half * (kHiddenPanel / 2),
-                  0);
+        load_tile(to, weight2, &barriers->loaded[stage],
+                  hidden_column(chunk) + half * (kHiddenPanel / 2), 0);
         next();
       }
     };
@@ -276,6 +284,10 @@ struct FeedForward : FeedForwardSizes {
         for (auto& words : packed) keep_registers(words);
         give_back(2);
       }
+      if constexpr (kSplit) {
+        store_sums(sums, first_row(round, group) + warp * 16 + g, t);
+        continue;
+      }
       finish(sums, rows, warp * 16 + g, t);
       publish_to_tma();
       sync_some(1 + group, 128);
@@ -311,6 +323,20 @@ struct FeedForward : FeedForwardSizes {
     }
   }
 
+  // Stores the sums of two rows, `row` and row + 8.
+  __device__ void store_sums(const float (&sums)[kChannels / 2], int row, int t) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int64_t at = int64_t{blockIdx.y} * numbers.rows + row + 8 * half;
+      float2* const to = reinterpret_cast<float2*>(numbers.sums + at * kChannels) + t;
+      if (row + 8 * half >= numbers.rows) break;
+#pragma unroll
+      for (int j = 0; j < kChannels / 8; ++j) {
+        to[4 * j] = {sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]};
+      }
+    }
+  }
+
   // Adds the rows in `tile`, normalises, and leaves the result there. See normalise_rows().
   __device__ void finish(float (&sums)[kChannels / 2], char* tile, int row, int t) const {
     const auto place = [&](int j, int half) {
@@ -333,14 +359,14 @@ struct FeedForward : FeedForwardSizes {
   }
 };
 
-template <typename T>
+template <typename T, bool kSplit>
 __global__ void __launch_bounds__(FeedForwardSizes::kThreads, 1)
     feed_forward_hopper_kernel(const __grid_constant__ TensorMap x,
                                const __grid_constant__ TensorMap weight1,
                                const __grid_constant__ TensorMap weight2,
                                const __grid_constant__ TensorMap result,
                                const __grid_constant__ FeedForwardNumbers numbers) {
-  const FeedForward<T> own(dynamic_shared(), numbers);
+  const FeedForward<T, kSplit> own(dynamic_shared(), numbers);
   own.init();
   begin_next_kernel();
   const int group = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / 128, 0);
@@ -355,9 +381,12 @@ __global__ void __launch_bounds__(FeedForwardSizes::kThreads, 1)
   }
 }
 
-template <typename T>
-cudaError_t launch_feed_forward_hopper(const FeedForwardProblem& problem,
-                                       const FeedForwardArguments& arguments, cudaStream_t stream) {
+// Calls launch(x, weight1, weight2, result, numbers) with what the kernel reads. `slices` is 1, or
+// the number that kernel `split` cuts the hidden layer into.
+template <typename T, typename Launch>
+cudaError_t with_feed_forward(const FeedForwardProblem& problem,
+                              const FeedForwardArguments& arguments, int64_t slices,
+                              const Launch& launch) {
   using Sizes = FeedForwardSizes;
   const int64_t channels = Sizes::kChannels, rows = problem.rows, hidden = problem.hidden;
   cudaError_t status = cudaSuccess;
@@ -377,12 +406,22 @@ cudaError_t launch_feed_forward_hopper(const FeedForwardProblem& problem,
                                    arguments.bias2,
                                    arguments.norm_weight,
                                    arguments.norm_bias,
+                                   static_cast<float*>(arguments.work),
                                    static_cast<int>(rows),
-                                   static_cast<int>(hidden),
+                                   static_cast<int>(hidden / slices),
                                    static_cast<float>(problem.eps)};
-  const int64_t units = (rows + Sizes::kRows - 1) / Sizes::kRows;
-  return launch_persistent(feed_forward_hopper_kernel<T>, units, Sizes::kThreads,
-                           Sizes::kSharedBytes, stream, x, weight1, weight2, result, numbers);
+  return launch(x, weight1, weight2, result, numbers);
+}
+
+template <typename T>
+cudaError_t launch_feed_forward_hopper(const FeedForwardProblem& problem,
+                                       const FeedForwardArguments& arguments, cudaStream_t stream) {
+  using Sizes = FeedForwardSizes;
+  return with_feed_forward<T>(problem, arguments, 1, [&](const auto&... all) {
+    const int64_t units = (problem.rows + Sizes::kRows - 1) / Sizes::kRows;
+    return launch_persistent(feed_forward_hopper_kernel<T, false>, units, Sizes::kThreads,
+                             Sizes::kSharedBytes, stream, all...);
+  });
 }
 
 }  // namespace msda

@@ -6,7 +6,6 @@
 //                                             capability 9.0
 //
 // The names are the values of MSDA_QUANTIZED_FEED_FORWARD, which forces a kernel.
-// choose_feed_forward() in feed_forward_choice.h returns the fastest one.
 #pragma once
 
 #include "msda/feed_forward_choice.h"
@@ -14,11 +13,21 @@
 
 namespace msda {
 
+inline constexpr FeedForwardKernel kQuantizedFeedForwardKernels[] = {FeedForwardKernel::kPlain,
+                                                                     FeedForwardKernel::kHopper};
+
 // Whether a kernel can run the problem on some GPU.
 inline bool can_run(FeedForwardKernel kernel, const QuantizedFeedForwardProblem& problem,
                     const QuantizedFeedForwardArguments& arguments) {
   return kernel == FeedForwardKernel::kPlain ||
          (fits_feed_forward_hopper(problem, arguments) && aligned(arguments.quantized, 16));
+}
+
+// The fastest kernel.
+inline FeedForwardKernel choose_feed_forward(const QuantizedFeedForwardProblem& problem,
+                                             const QuantizedFeedForwardArguments& arguments) {
+  return can_run(FeedForwardKernel::kHopper, problem, arguments) ? FeedForwardKernel::kHopper
+                                                                 : FeedForwardKernel::kPlain;
 }
 
 // Whether kernel `hopper` is faster than two linear layers and a normalisation. Fewer rows leave

@@ -223,10 +223,16 @@ int emulated_quantized_layer_norm(const msda::QuantizedLayerNormProblem& problem
 int emulated_feed_forward(const msda::FeedForwardProblem& problem, const Tensor* tensors,
                           uint64_t order) {
   return call(problem, order, [&](Copies& copies) {
-    const msda::FeedForwardArguments arguments{copies.input(tensors[0]), copies.input(tensors[1]),
-                                               copies.input(tensors[2]), copies.input(tensors[3]),
-                                               copies.input(tensors[4]), copies.input(tensors[5]),
-                                               copies.input(tensors[6]), copies.output(tensors[7])};
+    const msda::FeedForwardArguments arguments{
+        copies.input(tensors[0]),
+        copies.input(tensors[1]),
+        copies.input(tensors[2]),
+        copies.input(tensors[3]),
+        copies.input(tensors[4]),
+        copies.input(tensors[5]),
+        copies.input(tensors[6]),
+        copies.output(tensors[7]),
+        copies.zeros("work", msda::feed_forward_work(problem))};
     return msda::feed_forward(problem, arguments, nullptr);
   });
 }
