@@ -18,6 +18,7 @@ from benchmarks import group_norm as norms
 from benchmarks import image_input as images
 from benchmarks import linear as linears
 from benchmarks import linear_max as largest
+from benchmarks import linear_of_sum as linears_of_sums
 from benchmarks import operator_errors, timing
 from benchmarks import quantized_feed_forward as quantized_feed_forwards
 from benchmarks import quantized_layer_norm as quantized_norms
@@ -34,6 +35,7 @@ MapProblem = (
     | norms.NormProblem
     | linears.LinearProblem
     | largest.LinearMaxProblem
+    | linears_of_sums.LinearOfSumProblem
     | feed_forwards.FeedForwardProblem
     | quantized_feed_forwards.FeedForwardProblem
     | searches.TopKProblem
@@ -53,14 +55,15 @@ def run_edge_cases(*, only: Annotated[str, Parameter(metavar="REGEX")] = "") -> 
     levels, and with groups of whole vectors and of odd sizes. Linear layers run
     with every activation, with residuals and masks, and with sizes that end within a tile. So do those with
     8-bit inputs, with results in 8 and 16 bits. Layer normalisation in 8 bits runs with rows of whole vectors
-    and of odd sizes. Feed-forward blocks run with the sizes of both kernels, and so do those in int8. The
-    largest outputs of linear layers run with every compiled size and others, the search for the largest
-    numbers with rows of one part and of several. Image input runs with images of one pixel to sizes that end
-    within a block.
+    and of odd sizes. Feed-forward blocks run with the sizes of all kernels, and so do those in int8 and
+    linear layers of a sum. The largest outputs of linear layers run with every compiled size and others, the
+    search for the largest numbers with rows of one part and of several. Image input runs with images of one
+    pixel to sizes that end within a block.
 
     MSDA_FORWARD, MSDA_BACKWARD, MSDA_WINDOW, MSDA_GROUP_NORM, MSDA_LINEAR, MSDA_QUANTIZED_LINEAR,
-    MSDA_QUANTIZED_LAYER_NORM, MSDA_FEED_FORWARD, MSDA_QUANTIZED_FEED_FORWARD, MSDA_LINEAR_MAX and MSDA_TOP_K
-    force a kernel (kernels/include/msda/forward_choice.h). Cases that it cannot run are counted as left out.
+    MSDA_QUANTIZED_LAYER_NORM, MSDA_FEED_FORWARD, MSDA_QUANTIZED_FEED_FORWARD, MSDA_LINEAR_MAX,
+    MSDA_LINEAR_OF_SUM and MSDA_TOP_K force a kernel (kernels/include/msda/forward_choice.h). Cases that it
+    cannot run are counted as left out.
 
     ```
     compute-sanitizer --tool memcheck --error-exitcode 1 python -m benchmarks.sanitize
@@ -84,8 +87,8 @@ def run_edge_cases(*, only: Annotated[str, Parameter(metavar="REGEX")] = "") -> 
             error = run()
         except RuntimeError as reason:
             operators = "FORWARD", "BACKWARD", "WINDOW", "GROUP_NORM", "LINEAR", "QUANTIZED_LINEAR"
-            others = "QUANTIZED_LAYER_NORM", "FEED_FORWARD", "QUANTIZED_FEED_FORWARD", "LINEAR_MAX", "TOP_K"
-            variables = *operators, *others
+            blocks = "QUANTIZED_LAYER_NORM", "FEED_FORWARD", "QUANTIZED_FEED_FORWARD"
+            variables = *operators, *blocks, "LINEAR_MAX", "LINEAR_OF_SUM", "TOP_K"
             forced = any(f"MSDA_{kernel}" in os.environ for kernel in variables)
             if not (forced and "operation not supported" in str(reason)):  # cudaErrorNotSupported
                 raise
@@ -181,6 +184,12 @@ def cases() -> Iterator[tuple[str, float, Callable[[], float]]]:
         what = f"feed-forward int8 {'x'.join(map(str, size))} {dtype} unaligned={unaligned}"
         operator, truth = quantized_feed_forward, quantized_feed_forwards.truth
         run = partial(check_map, operator, truth, problem, dtype, unaligned)
+        yield what, operator_errors.TOLERANCE[dtype], run
+    sizes = (1, 1, 1), (5, 20, 33), (129, 64, 32), (300, 200, 288), (17000, 256, 480)
+    for dtype, size, unaligned in itertools.product(DTYPES[:3], sizes, (False, True)):
+        problem = linears_of_sums.LinearOfSumProblem("edge", *size)
+        what = f"linear of a sum {'x'.join(map(str, size))} {dtype} unaligned={unaligned}"
+        run = partial(check_map, msda.linear_of_sum, linears_of_sums.truth, problem, dtype, unaligned)
         yield what, operator_errors.TOLERANCE[dtype], run
     sizes = itertools.product((5, 33, 3000), (20, 64, 192, 256), (1, 32, 80, 90))
     for dtype, size, unaligned in itertools.product(DTYPES, sizes, (False, True)):

@@ -30,6 +30,7 @@ from trt_plugin.library import (
     GROUP_NORM_LEVELS,
     LINEAR,
     LINEAR_MAX,
+    LINEAR_OF_SUM,
     QUANTIZED_FEED_FORWARD,
     QUANTIZED_LAYER_NORM,
     QUANTIZED_LINEAR,
@@ -47,11 +48,12 @@ TARGETS = {
     torch.ops.msda.linear.default: LINEAR,
     torch.ops.msda.feed_forward.default: FEED_FORWARD,
     torch.ops.msda.linear_max.default: LINEAR_MAX,
+    torch.ops.msda.linear_of_sum.default: LINEAR_OF_SUM,
     torch.ops.msda.top_k_indices.default: TOP_K_INDICES,
     torch.ops.msda.quantized_layer_norm.default: QUANTIZED_LAYER_NORM,
     quantized_feed_forward: QUANTIZED_FEED_FORWARD,
 }
-ONE_TYPE = (WINDOW_ATTENTION, GROUP_NORM, LINEAR, FEED_FORWARD, QUANTIZED_LAYER_NORM)
+ONE_TYPE = (WINDOW_ATTENTION, GROUP_NORM, LINEAR, LINEAR_OF_SUM, FEED_FORWARD, QUANTIZED_LAYER_NORM)
 """Plugins whose inputs have one type."""
 FIELDS = (
     "points_per_level",

@@ -54,7 +54,7 @@ def _is_fast(first: torch.fx.Node, second: torch.fx.Node) -> bool:
     *sizes, channels = second.meta["val"].shape
     if second.meta["val"].dtype not in _TYPES:
         return False
-    rows = library.rows_of_feed_forward(sizes)
+    rows = library.rows_of_layer(sizes)
     return library.has_fast_feed_forward(rows, channels, first.meta["val"].shape[-1])
 
 

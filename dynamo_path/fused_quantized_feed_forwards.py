@@ -86,7 +86,7 @@ def _layer(node: torch.fx.Node, activation: str) -> torch.fx.Node | None:
 def _is_fast(first: torch.fx.Node, second: torch.fx.Node) -> bool:
     """Returns whether the plugin has a fast kernel for a block on the current GPU."""
     *sizes, channels = second.meta["val"].shape
-    rows = library.rows_of_feed_forward(sizes)
+    rows = library.rows_of_layer(sizes)
     return library.has_fast_quantized_feed_forward(rows, channels, first.meta["val"].shape[-1])
 
 

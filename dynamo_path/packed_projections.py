@@ -3,6 +3,9 @@
 Both layers read the same queries. TensorRT merges them itself, but then copies each result out of the
 product. The plugin with the field `packed` reads both in place. A build and a refit merge alike, so the
 weights keep their names.
+
+The queries of an encoder are the sum of its features and positions, which nothing else reads. Where a kernel
+is fast, `msda.linear_of_sum` computes the merged layer, and no kernel writes the sum.
 """
 
 from __future__ import annotations
@@ -16,8 +19,11 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 import msda
 from dynamo_path.constant_reshapes import VIEWS, same_sizes
+from trt_plugin import library
 
 LINEAR = torch.ops.aten.linear.default
+LINEAR_OF_SUM = torch.ops.msda.linear_of_sum.default
+_SUM = torch.ops.aten.add.Tensor
 
 
 def packed_attention(
@@ -86,8 +92,10 @@ def _pack(module: torch.fx.GraphModule, node: torch.fx.Node, name: str) -> bool:
                 module.register_buffer(f"{name}_{kind}", torch.cat(pair))
                 parameters.append(module.graph.get_attr(f"{name}_{kind}"))
                 parameters[-1].meta["val"] = getattr(module, f"{name}_{kind}")
+        terms = _terms_of_sum(queries, len(parameters[1].meta["val"]))
+        target, inputs = (LINEAR, (queries,)) if terms is None else (LINEAR_OF_SUM, terms)
         projection = module.graph.create_node(
-            "call_function", LINEAR, (queries, *parameters), name="projection"
+            "call_function", target, (*inputs, *parameters), name="projection"
         )
     result = layers[0].meta["val"]
     projection.meta["val"] = result.new_empty((*size[:2], parameters[0].meta["val"].shape[0]))
@@ -95,6 +103,21 @@ def _pack(module: torch.fx.GraphModule, node: torch.fx.Node, name: str) -> bool:
         projection.meta["nn_module_stack"] = node.meta["nn_module_stack"]
     node.target, node.args = packed_attention, (*others, projection, *node.args[6:])
     return True
+
+
+def _terms_of_sum(queries: torch.fx.Node, outputs: int) -> tuple[torch.fx.Node, torch.fx.Node] | None:
+    """Returns the terms of the sum that both layers read, if the plugin is fast on the current GPU."""
+    if queries.target is not _SUM or len(queries.users) > 2 or queries.kwargs:
+        return None
+    tensors = [term.meta["val"] for term in queries.args if isinstance(term, torch.fx.Node)]
+    if len(tensors) < 2 or len({tensor.dtype for tensor in tensors}) > 1:
+        return None
+    one, other = tensors
+    if one.dtype not in (torch.float16, torch.bfloat16) or not same_sizes(one.shape, other.shape):
+        return None
+    *sizes, inputs = one.shape
+    fast = library.has_fast_linear_of_sum(library.rows_of_layer(sizes), inputs, outputs)
+    return queries.args if fast else None
 
 
 def _linear(node: torch.fx.Node) -> torch.fx.Node | None:

@@ -7,11 +7,12 @@ normalises maps with channels innermost, and `group_norm_levels` all levels of a
 layer with its activation, residual and mask, and `quantized_linear` the same of int8 or FP8 numbers.
 `quantized_layer_norm` is a layer normalisation that makes such numbers. `feed_forward` is the block of two
 linear layers and a normalisation in DETR's encoders, and `quantized_feed_forward` the same in int8.
-`linear_max` is the largest output of a linear layer, and `top_k_indices` finds the largest numbers of rows.
+`linear_of_sum` is a linear layer of the sum of two tensors. `linear_max` is the largest output of a linear
+layer, and `top_k_indices` finds the largest numbers of rows.
 `image_input` resizes and normalises an image into a network's input. `reference`, `window_reference`,
 `group_norm_reference`, `linear_reference`, `quantized_linear_reference`, `quantized_layer_norm_reference`,
-`feed_forward_reference`, `quantized_feed_forward_reference`, `linear_max_reference`, `top_k_reference` and
-`image_input_reference` have the operators in plain PyTorch.
+`feed_forward_reference`, `quantized_feed_forward_reference`, `linear_of_sum_reference`,
+`linear_max_reference`, `top_k_reference` and `image_input_reference` have the operators in plain PyTorch.
 """
 
 from importlib.metadata import PackageNotFoundError, version
@@ -21,6 +22,7 @@ from msda import (
     group_norm_reference,
     image_input_reference,
     linear_max_reference,
+    linear_of_sum_reference,
     linear_reference,
     quantized_feed_forward_reference,
     quantized_layer_norm_reference,
@@ -41,6 +43,7 @@ from msda.ops import (
     image_input,
     linear,
     linear_max,
+    linear_of_sum,
     longest_top_k_row,
     quantized_feed_forward,
     quantized_fused_attention,
@@ -73,6 +76,8 @@ __all__ = [
     "linear",
     "linear_max",
     "linear_max_reference",
+    "linear_of_sum",
+    "linear_of_sum_reference",
     "linear_reference",
     "longest_top_k_row",
     "quantized_feed_forward",

@@ -2,8 +2,9 @@
 
 The backward kernels compute gradients. `msda.derivatives` computes forward-mode derivatives and derivatives
 of gradients. `msda.window_reference` computes all derivatives of window attention,
-`msda.group_norm_reference` those of group normalisation, `msda.linear_reference` those of linear layers, and
-`msda.feed_forward_reference` those of feed-forward blocks.
+`msda.group_norm_reference` those of group normalisation, `msda.linear_reference` those of linear layers,
+`msda.linear_of_sum_reference` those of linear layers of a sum, and `msda.feed_forward_reference` those of
+feed-forward blocks.
 `msda.registrations` has loaded the operators.
 """
 
@@ -17,7 +18,14 @@ from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
-from msda import derivatives, feed_forward_reference, group_norm_reference, linear_reference, window_reference
+from msda import (
+    derivatives,
+    feed_forward_reference,
+    group_norm_reference,
+    linear_of_sum_reference,
+    linear_reference,
+    window_reference,
+)
 
 _library = torch.library.Library("msda", "FRAGMENT")
 
@@ -268,4 +276,5 @@ def register() -> None:
     _register_group_norm_vmap()
     _register_by_formula("linear", _linear)
     _register_linear_vmap()
+    _register_by_formula("linear_of_sum", linear_of_sum_reference.linear_of_sum)
     _register_by_formula("feed_forward", feed_forward_reference.feed_forward)

@@ -459,6 +459,20 @@ def check_linear_max(x: Tensor, weight: Tensor, bias: Tensor) -> None:
     _check_shape("bias", bias, "[N]", (outputs,))
 
 
+def check_linear_of_sum(x: Tensor, addend: Tensor, weight: Tensor, bias: Tensor) -> None:
+    """Checks the arguments of :func:`msda.linear_of_sum`."""
+    _check_tensor("x", x, None)
+    _check_single_or_half("x", x)
+    if not x.dim():
+        raise ValueError("x: expected [..., K], got a tensor without dimensions")
+    for name, tensor in (("addend", addend), ("weight", weight), ("bias", bias)):
+        _check_like(name, tensor, x, "x")
+    _check_shape("addend", addend, "[..., K]", tuple(x.shape))
+    outputs = weight.shape[0] if weight.dim() == 2 else 1
+    _check_shape("weight", weight, "[N, K]", (outputs, x.shape[-1]))
+    _check_shape("bias", bias, "[N]", (outputs,))
+
+
 def check_top_k_indices(x: Tensor, count: int) -> None:
     """Checks the arguments of :func:`msda.top_k_indices`."""
     _check_tensor("x", x, None)

@@ -725,6 +725,49 @@ def has_fast_linear_max(inputs: int, outputs: int) -> bool:
     return inputs in (64, 192, 256) and outputs <= 80
 
 
+def linear_of_sum(x: Tensor, addend: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Computes a linear layer of the sum of two tensors, such as features and their positions:
+
+        (x + addend) weight^T + bias
+
+    The sum is rounded to x's type. No kernel writes it.
+
+    Letters: K inputs and N outputs of the layer.
+
+    Args:
+        x: [..., K] float32, float16 or bfloat16.
+        addend: in x's shape and type.
+        weight: [N, K] in x's type.
+        bias: [N] in x's type.
+
+    Returns:
+        [..., N] in x's type, rounded once. Sums of products are float32. The result is the same in every run
+        on one device. Autocast casts all tensors.
+
+        On CUDA a kernel for compute capability 9.0 runs float16 and bfloat16 with K a multiple of 8 up to 256
+        and N a multiple of 32 up to 512. A plain kernel, which is slow, runs the other layers.
+
+        Differentiable in all tensors, any number of times and in both modes, with `torch.func`. PyTorch
+        operations compute the derivatives.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what it should be and what it was.
+        RuntimeError: if the environment variable MSDA_LINEAR_OF_SUM names no kernel, or a kernel that cannot
+            run the problem.
+
+    Source: the offsets and weights of Deformable DETR, arXiv:2010.04159, sections 4.1 and A.2: linear layers
+        of features with their positional embeddings.
+
+    Example:
+        >>> x, positions = torch.rand(2, 150, 64), torch.rand(2, 150, 64)
+        >>> linear_of_sum(x, positions, torch.rand(96, 64), torch.rand(96)).shape
+        torch.Size([2, 150, 96])
+    """
+    checks.check_linear_of_sum(x, addend, weight, bias)
+    _check_built_for(x, "x")
+    return torch.ops.msda.linear_of_sum(x, addend, weight, bias)
+
+
 def top_k_indices(x: Tensor, count: int) -> Tensor:
     """Returns the indices of the largest numbers of each row, largest first.
 

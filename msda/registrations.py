@@ -19,6 +19,7 @@ from msda import (
     image_input_reference,
     library,
     linear_max_reference,
+    linear_of_sum_reference,
     linear_reference,
     quantized_feed_forward_reference,
     quantized_layer_norm_reference,
@@ -110,6 +111,11 @@ def _linear_max_fake(x, weight, bias):
     return weight.new_empty(x.shape[:-1])
 
 
+@torch.library.register_fake("msda::linear_of_sum")
+def _linear_of_sum_fake(x, addend, weight, bias):
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
 @torch.library.register_fake("msda::top_k_indices")
 def _top_k_indices_fake(x, count):
     return x.new_empty(x.shape[0], count, dtype=torch.int32)
@@ -172,6 +178,7 @@ torch.library.impl("msda::window_attention", "CPU", window_reference.window_atte
 torch.library.impl("msda::group_norm", "CPU", group_norm_reference.group_norm)
 torch.library.impl("msda::feed_forward", "CPU", feed_forward_reference.feed_forward)
 torch.library.impl("msda::linear_max", "CPU", linear_max_reference.linear_max)
+torch.library.impl("msda::linear_of_sum", "CPU", linear_of_sum_reference.linear_of_sum)
 torch.library.impl("msda::top_k_indices", "CPU", top_k_reference.top_k_indices)
 torch.library.impl("msda::quantized_layer_norm", "CPU", quantized_layer_norm_reference.quantized_layer_norm)
 torch.library.impl("msda::quantized_fused_attention", "CPU", reference.quantized_fused_attention)
@@ -268,6 +275,7 @@ for _name, _cast in (
     ("window_attention", _cast_all),
     ("group_norm", _cast_all),
     ("linear", _cast_all),
+    ("linear_of_sum", _cast_all),
     ("feed_forward", _cast_all),
 ):
     _register_autocast(_name, _cast, "cuda", "AutocastCUDA")

@@ -28,6 +28,7 @@ QUANTIZED_LAYER_NORM = "QuantizedLayerNorm"
 FEED_FORWARD = "FeedForward"
 QUANTIZED_FEED_FORWARD = "QuantizedFeedForward"
 LINEAR_MAX = "LinearMax"
+LINEAR_OF_SUM = "LinearOfSum"
 TOP_K_INDICES = "TopKIndices"
 OPERATORS = (
     ATTENTION,
@@ -41,6 +42,7 @@ OPERATORS = (
     FEED_FORWARD,
     QUANTIZED_FEED_FORWARD,
     LINEAR_MAX,
+    LINEAR_OF_SUM,
     TOP_K_INDICES,
 )
 LINEAR_TYPES = ("float32", "float16", "bfloat16")
@@ -159,8 +161,8 @@ def has_fast_quantized_linear(
     return _answer(function, sizes, residual, masked, quantized_output, EIGHT_BIT_TYPES.index(eight_bits))
 
 
-def rows_of_feed_forward(sizes: Sequence[object]) -> int:
-    """Returns the number of rows of a block by which a build decides, where sizes may be dynamic.
+def rows_of_layer(sizes: Sequence[object]) -> int:
+    """Returns the number of rows of a layer or block by which a build decides, where sizes may be dynamic.
 
     A dynamic batch counts as one image. A dynamic number of rows of an image counts as many. It is that of an
     encoder, whose rows are the cells of images; the queries of a decoder are fixed.
@@ -171,6 +173,19 @@ def rows_of_feed_forward(sizes: Sequence[object]) -> int:
     if not all(isinstance(size, int) for size in sizes[1:]):
         return _MANY_ROWS
     return math.prod(size for size in sizes if isinstance(size, int))
+
+
+def has_fast_linear_of_sum(rows: int, inputs: int, outputs: int) -> bool:
+    """Returns whether the plugin `LinearOfSum` is faster than a sum and a layer on the current GPU.
+
+    Args:
+        rows, inputs, outputs: M, K and N of the layer, in 16 bits.
+
+    Raises:
+        EngineError: as `load`.
+    """
+    function = ctypes.CDLL(str(load())).msda_has_fast_linear_of_sum
+    return _answer(function, (rows, inputs, outputs))
 
 
 def has_fast_feed_forward(rows: int, channels: int, hidden: int) -> bool:

@@ -16,6 +16,7 @@
 #include "msda/launchers.h"
 #include "msda/linear_choice.h"
 #include "msda/linear_max_choice.h"
+#include "msda/linear_of_sum_choice.h"
 #include "msda/quantized_feed_forward_choice.h"
 #include "msda/quantized_layer_norm_choice.h"
 #include "msda/quantized_linear_choice.h"
@@ -42,6 +43,9 @@ cudaError_t run_linear(LinearKernel kernel, const LinearProblem& problem,
 template <typename T>
 cudaError_t run_linear_max(LinearMaxKernel kernel, const LinearMaxProblem& problem,
                            const LinearMaxArguments& arguments, cudaStream_t stream);
+template <typename T>
+cudaError_t run_linear_of_sum(LinearOfSumKernel kernel, const LinearOfSumProblem& problem,
+                              const LinearOfSumArguments& arguments, cudaStream_t stream);
 cudaError_t run_top_k(TopKKernel kernel, const TopKProblem& problem, const TopKArguments& arguments,
                       cudaStream_t stream);
 template <typename Q, typename T>
@@ -71,6 +75,7 @@ constexpr char kWindowVariable[] = "MSDA_WINDOW";
 constexpr char kGroupNormVariable[] = "MSDA_GROUP_NORM";
 constexpr char kLinearVariable[] = "MSDA_LINEAR";
 constexpr char kLinearMaxVariable[] = "MSDA_LINEAR_MAX";
+constexpr char kLinearOfSumVariable[] = "MSDA_LINEAR_OF_SUM";
 constexpr char kTopKVariable[] = "MSDA_TOP_K";
 constexpr char kQuantizedLinearVariable[] = "MSDA_QUANTIZED_LINEAR";
 constexpr char kQuantizedLayerNormVariable[] = "MSDA_QUANTIZED_LAYER_NORM";
@@ -122,8 +127,8 @@ cudaError_t with_type(DataType type, const Run& run) {
   return cudaErrorInvalidValue;
 }
 
-// Whether the current device has the compute capability of a kernel of linear layers or of
-// feed-forward blocks.
+// Whether the current device has the compute capability of a kernel of linear layers, of those of a
+// sum, or of feed-forward blocks.
 template <typename Kernel>
 bool runs_here(Kernel kernel) {
   int major = 0, minor = 0;
@@ -162,6 +167,7 @@ std::string check_environment() {
   if (wrong.empty())
     wrong = check_variable(kQuantizedFeedForwardVariable, kQuantizedFeedForwardKernels);
   if (wrong.empty()) wrong = check_variable(kLinearMaxVariable, kLinearMaxKernels);
+  if (wrong.empty()) wrong = check_variable(kLinearOfSumVariable, kLinearOfSumKernels);
   return wrong.empty() ? check_variable(kTopKVariable, kTopKKernels) : wrong;
 }
 
@@ -338,6 +344,26 @@ cudaError_t feed_forward(const FeedForwardProblem& problem, const FeedForwardArg
 bool has_fast_feed_forward(const FeedForwardProblem& problem) {
   return is_forced(kFeedForwardVariable) ||
          (is_fast(problem) && runs_here(FeedForwardKernel::kHopper));
+}
+
+cudaError_t linear_of_sum(const LinearOfSumProblem& problem, const LinearOfSumArguments& arguments,
+                          cudaStream_t stream) {
+  if (problem.empty()) return cudaSuccess;
+  LinearOfSumKernel kernel = or_plain(choose_linear_of_sum(problem, arguments));
+  if (!force(kLinearOfSumVariable, kLinearOfSumKernels, kernel)) return cudaErrorInvalidValue;
+  if (!can_run(kernel, problem, arguments) || !runs_here(kernel)) return cudaErrorNotSupported;
+  return with_type(problem.type, [&](auto zero) {
+    using T = decltype(zero);
+    if constexpr (std::is_same_v<T, double>)
+      return cudaErrorInvalidValue;
+    else
+      return run_linear_of_sum<T>(kernel, problem, arguments, stream);
+  });
+}
+
+bool has_fast_linear_of_sum(const LinearOfSumProblem& problem) {
+  return is_forced(kLinearOfSumVariable) ||
+         (is_fast(problem) && runs_here(LinearOfSumKernel::kHopper));
 }
 
 cudaError_t quantized_feed_forward(const QuantizedFeedForwardProblem& problem,

@@ -27,6 +27,7 @@
 #include "msda/group_norm_params.h"
 #include "msda/image_input_params.h"
 #include "msda/linear_max_params.h"
+#include "msda/linear_of_sum_params.h"
 #include "msda/linear_params.h"
 #include "msda/params.h"
 #include "msda/quantized_feed_forward_params.h"
@@ -441,6 +442,25 @@ Tensor linear_max(Tensor x, Tensor weight, Tensor bias) {
   return output;
 }
 
+Tensor linear_of_sum(Tensor x, Tensor addend, Tensor weight, Tensor bias) {
+  const msda::LinearOfSumProblem problem =
+      binding::make_linear_of_sum_problem(x, addend, weight, bias);
+  for (Tensor* tensor : {&x, &addend, &weight, &bias}) {
+    *tensor = torch::stable::contiguous(*tensor);
+  }
+  std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
+  shape.back() = problem.outputs;
+  Tensor output = torch::stable::new_empty(x, shape);
+  const msda::LinearOfSumArguments arguments{x.const_data_ptr(), addend.const_data_ptr(),
+                                             weight.const_data_ptr(), bias.const_data_ptr(),
+                                             output.mutable_data_ptr()};
+  const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
+  check_launch("linear_of_sum", msda::linear_of_sum(problem, arguments, current_stream(x)),
+               "x=", binding::shape_of(x), " weight=", binding::shape_of(weight), " ",
+               msda::name(problem.type));
+  return output;
+}
+
 Tensor top_k_indices(Tensor x, int64_t count) {
   const msda::TopKProblem problem = binding::make_top_k_problem(x, count);
   x = torch::stable::contiguous(x);
@@ -594,6 +614,7 @@ STABLE_TORCH_LIBRARY(msda, library) {
       "float eps, float? next_scale=None) -> Tensor[]");
   // msda/registrations.py implements both for the CPU.
   library.def("linear_max(Tensor x, Tensor weight, Tensor bias) -> Tensor");
+  library.def("linear_of_sum(Tensor x, Tensor addend, Tensor weight, Tensor bias) -> Tensor");
   library.def("top_k_indices(Tensor x, int count) -> Tensor");
   // msda/registrations.py implements it, on CUDA by the two operators after it, which take
   // contiguous tensors.
@@ -647,6 +668,7 @@ STABLE_TORCH_LIBRARY_IMPL(msda, CUDA, library) {
   library.impl("group_norm", TORCH_BOX(&group_norm));
   library.impl("group_norm_levels", TORCH_BOX(&group_norm_levels));
   library.impl("linear_max", TORCH_BOX(&linear_max));
+  library.impl("linear_of_sum", TORCH_BOX(&linear_of_sum));
   library.impl("top_k_indices", TORCH_BOX(&top_k_indices));
   library.impl("has_fast_linear", TORCH_BOX(&has_fast_linear));
   library.impl("linear_kernel", TORCH_BOX(&linear_kernel));

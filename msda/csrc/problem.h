@@ -16,6 +16,7 @@
 #include "msda/group_norm_params.h"
 #include "msda/image_input_params.h"
 #include "msda/linear_max_params.h"
+#include "msda/linear_of_sum_params.h"
 #include "msda/linear_params.h"
 #include "msda/params.h"
 #include "msda/quantized_feed_forward_params.h"
@@ -334,6 +335,25 @@ inline msda::LinearMaxProblem make_linear_max_problem(const Tensor& x, const Ten
   const auto wide = problem.type == msda::DataType::kFloat64 ? msda::DataType::kFloat64
                                                              : msda::DataType::kFloat32;
   STD_TORCH_CHECK(data_type("weight", weight) == wide, "weight: expected ", msda::name(wide));
+  return checked(problem);
+}
+
+// Checks the tensors of a linear layer of a sum, and returns the problem.
+inline msda::LinearOfSumProblem make_linear_of_sum_problem(const Tensor& x, const Tensor& addend,
+                                                           const Tensor& weight,
+                                                           const Tensor& bias) {
+  STD_TORCH_CHECK(x.dim() >= 1, "x: expected [..., K], got a tensor without dimensions");
+  STD_TORCH_CHECK(weight.dim() == 2, "weight: expected [N, K], got ", shape_of(weight));
+  msda::LinearOfSumProblem problem{1, x.size(x.dim() - 1), weight.size(0), data_type("x", x)};
+  STD_TORCH_CHECK(problem.type != msda::DataType::kFloat64,
+                  "x: expected float32, float16 or bfloat16, got float64");
+  for (int64_t i = 0; i + 1 < x.dim(); ++i) problem.rows *= x.size(i);
+  check_shape("addend", addend, {x.sizes().begin(), x.sizes().end()});
+  check_like("addend", addend, "x", x);
+  check_shape("weight", weight, {problem.outputs, problem.inputs});
+  check_like("weight", weight, "x", x);
+  check_shape("bias", bias, {problem.outputs});
+  check_like("bias", bias, "x", x);
   return checked(problem);
 }
 

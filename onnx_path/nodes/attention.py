@@ -3,9 +3,9 @@
 A node of domain `msda` has the inputs of `msda.attention` (or `msda.fused_attention`) in the same order.
 TensorRT replaces it by the plugin of the same name. Its body, a function of standard operators in the file,
 lets every other ONNX runtime run the file. `onnx_path.nodes.window_attention`, `onnx_path.nodes.group_norm`,
-`onnx_path.nodes.linear`, `onnx_path.nodes.feed_forward`, `onnx_path.nodes.linear_max` and
-`onnx_path.nodes.top_k_indices` describe the other operators. The bodies here read no attribute but
-`points_per_level` and fix no shape: levels, points and queries may all be dynamic.
+`onnx_path.nodes.linear`, `onnx_path.nodes.linear_of_sum`, `onnx_path.nodes.feed_forward`,
+`onnx_path.nodes.linear_max` and `onnx_path.nodes.top_k_indices` describe the other operators. The bodies here
+read no attribute but `points_per_level` and fix no shape: levels, points and queries may all be dynamic.
 
 TensorRT's parser up to 10.6 prefers a function in the file to a plugin of the same name. Programs therefore
 remove the bodies before they hand it the file, as `onnx_path.build` does. Later parsers prefer the plugin.
@@ -24,6 +24,7 @@ from onnx_path.nodes import (
     group_norm,
     linear,
     linear_max,
+    linear_of_sum,
     quantized_feed_forward,
     quantized_layer_norm,
     quantized_linear,
@@ -48,6 +49,7 @@ MAP_OPERATORS = {
     linear.LINEAR: linear.Linear,
     feed_forward.FEED_FORWARD: feed_forward.FeedForward,
     linear_max.LINEAR_MAX: linear_max.LinearMax,
+    linear_of_sum.LINEAR_OF_SUM: linear_of_sum.LinearOfSum,
     QUANTIZED_LINEAR: quantized_linear.QuantizedLinear,
     QUANTIZED_LAYER_NORM: quantized_layer_norm.QuantizedLayerNorm,
     QUANTIZED_FEED_FORWARD: quantized_feed_forward.QuantizedFeedForward,
@@ -85,6 +87,7 @@ def translation_table() -> dict[Callable, Callable]:
         torch.ops.msda.linear.default: linear.translation(),
         torch.ops.msda.feed_forward.default: feed_forward.translation(),
         torch.ops.msda.linear_max.default: linear_max.translation(),
+        torch.ops.msda.linear_of_sum.default: linear_of_sum.translation(),
         torch.ops.msda.top_k_indices.default: top_k_indices.translation(),
     }
 

@@ -67,7 +67,7 @@ def _is_fast(first: ir.Node, second: ir.Node) -> bool:
         return False
     *sizes, channels = shape
     try:
-        rows = library.rows_of_feed_forward(sizes)
+        rows = library.rows_of_layer(sizes)
         return library.has_fast_feed_forward(rows, channels, weight[0])
     except EngineError:
         return False  # no TensorRT, so no build follows

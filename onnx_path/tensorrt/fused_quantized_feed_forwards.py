@@ -54,7 +54,7 @@ def fuse_quantized_feed_forwards(graph: ir.Graph, is_fast: Callable[[int, int, i
         if block is None:
             continue
         *sizes, channels = block.second.outputs[0].shape
-        rows, hidden = library.rows_of_feed_forward(sizes), block.first.inputs[1].shape[0]
+        rows, hidden = library.rows_of_layer(sizes), block.first.inputs[1].shape[0]
         if is_fast(rows, channels, hidden):
             _replace(block)
             count += 1

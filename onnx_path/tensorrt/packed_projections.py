@@ -1,22 +1,32 @@
-"""Offsets and logits of a fused attention from one matrix product, for TensorRT. Needs no GPU.
+"""Offsets and logits of a fused attention from one linear layer, for TensorRT.
 
 Two linear layers compute them from the same queries. TensorRT fuses the two products by itself, and then
 copies both results out of the product. The plugin with the attribute `packed` reads them in place. The names
 of the merged weights follow from the names in the file, so a file with other weights refits an engine.
+
+The queries of an encoder are the sum of its features and positions, which nothing else reads. Where a kernel
+is fast, a node `LinearOfSum` computes the layer, and no kernel writes the sum.
 """
 
 from __future__ import annotations
 
 import itertools
 import posixpath
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
 from onnx_path.nodes.attention import DOMAIN, FUSED_ATTENTION, PACKED
+from onnx_path.nodes.domain import PLUGIN_ATTRIBUTES
 from onnx_path.opset import opset_of
+from onnx_path.quantization.qdq_nodes import SIXTEEN_BITS
+from onnx_path.surgery.graph.element_types import Types
 from onnx_path.surgery.graph.traversal import add_constant, attribute, constant, is_op
+from trt_plugin import library
+from trt_plugin.engine_error import EngineError
+from trt_plugin.library import LINEAR_OF_SUM
 
 _OLDEST_OPSET = 15  # Shape has a start and an end since then
 _OFFSETS, _LOGITS = 4, 5  # inputs of the node
@@ -50,11 +60,13 @@ def pack_projections(model: ir.Model) -> int:
     Returns:
         The number of nodes that were packed.
     """
-    if opset_of(model) < _OLDEST_OPSET:
+    nodes = [node for node in model.graph if _is_fused(node)]
+    if opset_of(model) < _OLDEST_OPSET or not nodes:
         return 0
+    types = Types(model.graph, opset_of(model))
     names = {x.name or "" for node in model.graph for x in (node, *node.outputs)}
     names.update(model.graph.initializers)
-    count = sum(_pack(node, names) for node in list(model.graph) if _is_fused(node))
+    count = sum(_pack(node, names, types) for node in nodes)
     if count:
         ir.passes.common.RemoveUnusedNodesPass()(model)
     return count
@@ -64,7 +76,7 @@ def _is_fused(node: ir.Node) -> bool:
     return (node.domain, node.op_type) == (DOMAIN, FUSED_ATTENTION)
 
 
-def _pack(node: ir.Node, names: set[str]) -> bool:
+def _pack(node: ir.Node, names: set[str], types: Types) -> bool:
     if PACKED in node.attributes:
         return False
     offsets, logits = (_linear(node.inputs[i]) for i in (_OFFSETS, _LOGITS))
@@ -82,31 +94,58 @@ def _pack(node: ir.Node, names: set[str]) -> bool:
     def weight(name: str, array: np.ndarray) -> ir.Value:
         return add_constant(graph, f"{scope}/{name}", array)
 
-    def add(op_type: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
-        made = ir.node(op_type, inputs, attributes, name=f"{scope}/{op_type}")
+    def add(op_type: str, *inputs: ir.Value, domain: str = "", **attributes: int | str) -> ir.Value:
+        made = ir.node(op_type, inputs, attributes, domain=domain, name=f"{scope}/{op_type}")
         made.outputs[0].name = made.name
         graph.insert_before(node, made)
         return made.outputs[0]
 
-    kernel = weight("weight", np.concatenate([offsets.weight, logits.weight], 1))
+    kernel = np.concatenate([offsets.weight, logits.weight], 1)
     bias = weight("bias", np.concatenate([offsets.bias, logits.bias]))
-    projection = add("Add", add("MatMul", offsets.x, kernel), bias)
+    if terms := _terms_of_sum(offsets.x, kernel.shape[1], types):
+        rows = weight("weight", np.ascontiguousarray(kernel.T))
+        projection = add(LINEAR_OF_SUM, *terms, rows, bias, domain=DOMAIN, **PLUGIN_ATTRIBUTES)
+    else:
+        projection = add("Add", add("MatMul", offsets.x, weight("weight", kernel)), bias)
     if not _same_rows(offsets.x.shape, reference.shape):
         last = weight("columns", np.array([kernel.shape[1]], np.int64))
         shape = add("Concat", add("Shape", reference, start=0, end=2), last, axis=0)
         projection = add("Reshape", projection, shape, allowzero=1)
-    projection.type = ir.TensorType(kernel.dtype)
+    projection.type = ir.TensorType(bias.dtype)
     node.replace_input_with(_OFFSETS, projection)
     node.resize_inputs(_LOGITS)
     node.attributes.add(ir.AttrInt64(PACKED, 1))
     return True
 
 
+def _terms_of_sum(x: ir.Value, outputs: int, types: Types) -> tuple[ir.Value, ir.Value] | None:
+    """Returns the terms of the sum that both linear layers read, if the plugin is fast on the current GPU."""
+    node = x.producer()
+    if not is_op(node, "Add") or len(x.uses()) > 2 or x.is_graph_output():
+        return None
+    terms = one, other = node.inputs
+    if types.of[one] not in SIXTEEN_BITS or types.of[other] != types.of[one] or one.shape is None:
+        return None
+    *sizes, inputs = one.shape
+    if one.shape != other.shape or not _are_known(sizes):
+        return None
+    try:
+        fast = library.has_fast_linear_of_sum(library.rows_of_layer(sizes), inputs, outputs)
+    except EngineError:
+        return None  # no TensorRT, so no build follows
+    return terms if fast else None
+
+
+def _are_known(sizes: Iterable[int | ir.SymbolicDim]) -> bool:
+    """Returns whether equal entries are equal sizes."""
+    return all(isinstance(size, int) or size.value is not None for size in sizes)
+
+
 def _same_rows(x: ir.Shape | None, reference: ir.Shape | None) -> bool:
     """Returns whether x is [N, Q, C] with the N and Q of the reference points."""
     if x is None or reference is None or len(x) != 3:
         return False
-    return all(isinstance(a, int) or a.value is not None for a in x[:2]) and x[:2] == reference[:2]
+    return _are_known(x[:2]) and x[:2] == reference[:2]
 
 
 def _linear(value: ir.Value) -> _Linear | None:

@@ -90,6 +90,7 @@ def test_kind_of_another_layer(name, layer_type, tactic, node, kind):
         ("GroupNorm", NORMALISATION),
         ("Linear", GEMM),
         ("LinearMax", GEMM),
+        ("LinearOfSum", GEMM),
         ("TopKIndices", SORT),
         ("/stages.0/blocks.0/attn/qkv/Linear", GEMM),
         ("/stages.0/blocks.0/mlp/fc1/QuantizedLinear", GEMM),

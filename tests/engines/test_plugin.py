@@ -27,6 +27,7 @@ from trt_plugin.library import (
     GROUP_NORM_LEVELS,
     LINEAR,
     LINEAR_MAX,
+    LINEAR_OF_SUM,
     QUANTIZED_FEED_FORWARD,
     QUANTIZED_LAYER_NORM,
     QUANTIZED_LINEAR,
@@ -34,6 +35,7 @@ from trt_plugin.library import (
     WINDOW_ATTENTION,
     has_fast_feed_forward,
     has_fast_linear,
+    has_fast_linear_of_sum,
     has_fast_quantized_feed_forward,
     has_fast_quantized_linear,
 )
@@ -93,6 +95,7 @@ WRONG_FIELDS = [
     (GROUP_NORM, "epsilon", [1e-5], "FLOAT32", 'unknown field "epsilon", expected num_groups and eps'),
     (TOP_K_INDICES, "count", [2.0], "FLOAT32", "count: expected one number of type INT32 or INT64"),
     (LINEAR_MAX, "count", [2], "INT32", 'unknown field "count", expected none'),
+    (LINEAR_OF_SUM, "activation", [1], "INT32", 'unknown field "activation", expected none'),
     (TOP_K_INDICES, "k", [2], "INT32", 'unknown field "k", expected count'),
     (LINEAR, "activation", [3], "INT32", "activation: expected one number, 0 to 2"),
     (LINEAR, "activation", [1], "INT32", "add_residual: expected a number, got none"),
@@ -178,6 +181,7 @@ def test_creators_list_the_fields_of_a_network():
         ],
         LINEAR: ["activation INT32 1", *flags, "normalise INT32 1", "eps FLOAT32 1"],
         LINEAR_MAX: [],
+        LINEAR_OF_SUM: [],
         TOP_K_INDICES: ["count INT32 1"],
         QUANTIZED_LINEAR: ["activation INT32 1", *flags, "output_type INT32 1", "output_scale FLOAT32 1"],
         QUANTIZED_LAYER_NORM: ["eps FLOAT32 1", "output_type INT32 1", "scale FLOAT32 1"],
@@ -245,14 +249,25 @@ def test_quantized_linear_layers_that_a_kernel_runs_fast():
         assert not any(has_fast_quantized_linear(*layer, eight_bits) for layer in slow)
 
 
+def test_linear_layers_of_a_sum_that_a_kernel_runs_fast():
+    """On GPUs of compute capability 9.0: many rows of up to 256, with a multiple of 32 up to 512 outputs."""
+    expected = no_sm90(torch.float16) is None
+    fast = (73656, 256, 480), (8192, 192, 384), (22223, 8, 512)
+    assert [has_fast_linear_of_sum(*layer) for layer in fast] == [expected] * 3
+    slow = (900, 256, 480), (73656, 264, 480), (73656, 252, 480), (73656, 256, 472), (73656, 256, 544)
+    assert not any(has_fast_linear_of_sum(*layer) for layer in slow)
+
+
 @pytest.mark.parametrize("has_fast", [has_fast_feed_forward, has_fast_quantized_feed_forward])
 def test_feed_forward_blocks_that_a_kernel_runs_fast(has_fast):
-    """On GPUs of compute capability 9.0: many rows of 256, with a multiple of 64 hidden numbers."""
+    """On GPUs of compute capability 9.0: many rows of 256, with a multiple of 64 hidden numbers; few rows in
+    16 bits too."""
     expected = no_sm90(torch.float16) is None
     fast = (73656, 256, 2048), (73656, 256, 64), (16384, 256, 1024)
     assert [has_fast(*block) for block in fast] == [expected] * 3
-    slow = (900, 256, 2048), (73656, 192, 2048), (73656, 256, 2112), (73656, 256, 2000)
+    slow = (4096, 256, 2048), (73656, 192, 2048), (73656, 256, 2112), (73656, 256, 2000)
     assert not any(has_fast(*block) for block in slow)
+    assert has_fast(900, 256, 2048) == (expected and has_fast is has_fast_feed_forward)
 
 
 def compile_probe(name: str, folder: Path) -> Path:
@@ -362,6 +377,7 @@ GOOD = {
     ),
     (LINEAR, NORMED): "float32:5,64 float32:24,64 float32:24 float32:5,24" + 3 * " float32:24",
     (LINEAR_MAX, "-"): "bfloat16:2,63,256 float32:80,256 float32:80",
+    (LINEAR_OF_SUM, "-"): "float16:2,63,64 float16:2,63,64 float16:96,64 float16:96",
     (TOP_K_INDICES, "count=900"): "float32:8,73656",
     (TOP_K_INDICES, "count=3"): "float32:2,3",
     (QUANTIZED_LINEAR, TO_HALF): (
@@ -462,6 +478,14 @@ BAD = [
     (LINEAR_MAX, "-", 1, "float32:0,256", "expected [N, K] with N of 1 or more, got [0, 256]"),
     (LINEAR_MAX, "-", 2, "float32:1,80", "expected [N], got [1, 80]"),
     (LINEAR_MAX, "-", 2, "float32:79", "expected [N] with N=80 (from weight), got [79]"),
+    (LINEAR_OF_SUM, "-", 0, "int8:2,63,64", "expected float32, float16 or bfloat16, got int8"),
+    (LINEAR_OF_SUM, "-", 1, "float32:2,63,64", "expected float16 (as x), got float32"),
+    (LINEAR_OF_SUM, "-", 1, "float16:1,63,64", "expected [..., K] as x, got [1, 63, 64]"),
+    (LINEAR_OF_SUM, "-", 1, "float16:63,64", "expected [..., K] as x, got [63, 64]"),
+    (LINEAR_OF_SUM, "-", 2, "float16:96", "expected [N, K], got [96]"),
+    (LINEAR_OF_SUM, "-", 2, "float16:96,63", "expected [N, K] with K=64 (from x), got [96, 63]"),
+    (LINEAR_OF_SUM, "-", 3, "float16:1,96", "expected [N], got [1, 96]"),
+    (LINEAR_OF_SUM, "-", 3, "float16:95", "expected [N] with N=96 (from weight), got [95]"),
     (TOP_K_INDICES, "count=3", 0, "float16:2,3", "expected float32, got float16"),
     (TOP_K_INDICES, "count=3", 0, "float32:1,2,3", "expected [N, S], got [1, 2, 3]"),
     (TOP_K_INDICES, "count=3", 0, "float32:2,2", "with S of at least count=3, got [2, 2]"),
@@ -542,7 +566,7 @@ def run_probe(probe: Path, library: Path, operator: str, fields: str, tensors: l
 @pytest.mark.parametrize(("operator", "fields"), GOOD)
 def test_plugin_survives_serialisation_and_takes_fitting_inputs(probe, library, operator, fields):
     lines, errors = run_probe(probe, library, operator, fields, GOOD[operator, fields].split())
-    said = SAID.get(fields, "" if operator == LINEAR_MAX else "equal points per level")
+    said = SAID.get(fields, "" if operator in (LINEAR_MAX, LINEAR_OF_SUM) else "equal points per level")
     kept = [f"num_inputs {len(GOOD[operator, fields].split())}"] if operator == WINDOW_ATTENTION else []
     work = [f"work {WORK[fields]}"] if fields in WORK else []
     formats = len(GOOD[operator, fields].split()) + (2 if "next_scale=0.5" in fields else 1)
@@ -561,6 +585,7 @@ NAMES = INPUT_NAMES | {
     WINDOW_ATTENTION: ("qkv", "bias", "padding"),
     GROUP_NORM: ("x", "weight", "bias"),
     LINEAR_MAX: ("x", "weight", "bias"),
+    LINEAR_OF_SUM: ("x", "addend", "weight", "bias"),
     TOP_K_INDICES: ("x",),
     LINEAR: ("x", "weight", "bias", "residual", "mask", "norm_weight", "norm_bias"),
     QUANTIZED_LINEAR: ("x", "weight", "scale", "bias", "residual", "mask"),
@@ -587,6 +612,7 @@ NAMES = INPUT_NAMES | {
         (WINDOW_ATTENTION, WINDOW, (1, 4), "2 or 3 inputs"),
         (GROUP_NORM, GROUPS, (2, 4), "3 inputs"),
         (LINEAR_MAX, "-", (2, 4), "3 inputs"),
+        (LINEAR_OF_SUM, "-", (3, 5), "4 inputs"),
         (TOP_K_INDICES, "count=3", (2,), "1 input"),
         (LINEAR, SUM, (6, 8), "7 inputs"),
         (QUANTIZED_LINEAR, TO_HALF, (5,), "6 inputs"),

@@ -37,6 +37,7 @@ def network(plugin) -> Mock:
         ),
         (converter.TOP_K_INDICES, {"count": 900}, "count=900"),
         (converter.LINEAR_MAX, {}, ""),
+        (converter.LINEAR_OF_SUM, {}, ""),
         (converter.GROUP_NORM, {"num_groups": 32, "eps": 1e-5}, "num_groups=32 eps=1e-05"),
         (
             converter.LINEAR,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,7 +11,8 @@ from torch import Tensor, nn
 import msda
 from dynamo_path.constant_reshapes import VIEWS, simplify_reshapes
 from dynamo_path.layer_names import node_names
-from dynamo_path.packed_projections import LINEAR, pack_projections, packed_attention
+from dynamo_path.packed_projections import LINEAR, LINEAR_OF_SUM, pack_projections, packed_attention
+from trt_plugin import library
 
 HEADS, LEVELS, CHANNELS = 3, ((4, 5), (2, 3)), 12
 
@@ -49,12 +52,15 @@ def inputs(batch: int = 2, queries: int = 7) -> tuple[Tensor, ...]:
     )
 
 
-def lowered(model: nn.Module, dynamic: bool = False) -> torch.fx.GraphModule:
+def lowered(
+    model: nn.Module, dynamic: bool = False, given: Sequence[Tensor] | None = None
+) -> torch.fx.GraphModule:
     """Lowers a model as Torch-TensorRT gets it: linear layers whole, reshapes as views."""
     batch, queries = torch.export.Dim("batch", max=8), torch.export.Dim("queries", max=99)
     sizes = {0: batch, 1: queries}
     told = {"query": sizes, "value": {0: batch}, "reference": sizes, "shapes": {}, "starts": {}}
-    program = torch.export.export(model.eval(), inputs(), dynamic_shapes=told if dynamic else None)
+    given = tuple(given or inputs())
+    program = torch.export.export(model.eval(), given, dynamic_shapes=told if dynamic else None)
     table = torch.export.default_decompositions()
     table.pop(LINEAR, None)
     return program.run_decompositions(table).module()
@@ -109,6 +115,42 @@ def test_layer_names_are_reproducible():
         assert node_names(module.graph)[projection] == "/self_attn/projection"
         assert projection.meta["val"].shape == (2, 7, 3 * HEADS * 4)
     assert names[0] == names[1]
+
+
+class Sum(Attention):
+    """Queries that are a sum."""
+
+    def forward(self, query: Tensor, *others: Tensor):
+        positions = query.sin()
+        queries = query + (positions[:1] if self.variant == "sizes differ" else positions)
+        result = super().forward(queries, *others)
+        return (result, queries) if self.variant == "sum is an output" else result
+
+
+def lowered_sum(monkeypatch: pytest.MonkeyPatch, variant: str = "", fast: bool = True):
+    """Lowers a model in float16, whose layers of sums the plugin runs fast."""
+    asked = []
+    monkeypatch.setattr(library, "has_fast_linear_of_sum", lambda *sizes: asked.append(sizes) or fast)
+    dtype = torch.float32 if variant == "float32" else torch.float16
+    model = Sum(variant=variant).to(dtype)
+    given = [x.to(dtype) if i < 2 else x for i, x in enumerate(inputs())]
+    return model, lowered(model, given=given), given, asked
+
+
+def test_layer_of_a_sum(monkeypatch):
+    model, module, given, asked = lowered_sum(monkeypatch)
+    assert pack_projections(module) == 1 and asked == [(14, CHANNELS, 3 * HEADS * 4)]
+    assert count(module, LINEAR_OF_SUM) == 1 and count(module, LINEAR, torch.ops.aten.add.Tensor) == 0
+    projection = next(node for node in module.graph.nodes if node.target is LINEAR_OF_SUM)
+    assert projection.meta["val"].shape == (2, 7, 3 * HEADS * 4)
+    torch.testing.assert_close(module(*given), model(*given), rtol=0, atol=1e-2)
+
+
+@pytest.mark.parametrize("variant", ["slow", "float32", "sum is an output", "sizes differ"])
+def test_sums_that_stay(monkeypatch, variant):
+    _, module, _, _ = lowered_sum(monkeypatch, variant, fast=variant != "slow")
+    assert pack_projections(module) == 1
+    assert count(module, LINEAR) == count(module, torch.ops.aten.add.Tensor) == 1
 
 
 @pytest.mark.parametrize("variant", ["another query", "moved", "read twice", "two types"])

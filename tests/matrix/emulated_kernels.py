@@ -150,6 +150,12 @@ class _QuantizedLayerNormProblem(ctypes.Structure):
     )
 
 
+class _LinearOfSumProblem(ctypes.Structure):
+    """msda::LinearOfSumProblem of kernels/include/msda/linear_of_sum_params.h."""
+
+    _fields_ = (("sizes", ctypes.c_int64 * 3), ("type", ctypes.c_int32))
+
+
 class _FeedForwardProblem(ctypes.Structure):
     """msda::FeedForwardProblem of kernels/include/msda/feed_forward_params.h."""
 
@@ -178,7 +184,8 @@ def library(*sources: Path) -> ctypes.CDLL:
     """Sources compiled for the emulator, by default those of the operators."""
     if not sources:
         source = compile_for_cpu.KERNELS / "src"
-        hopper = (*source.glob("sm90/*feed_forward.cu"), source / "sm90" / "quantized_linear_rows.cu")
+        others = (source / "sm90" / f"{name}.cu" for name in ("quantized_linear_rows", "linear_of_sum"))
+        hopper = (*source.glob("sm90/*feed_forward.cu"), *others)
         kernels = *sorted(source.glob("*.cu")), *sorted(hopper)
         sources = (*kernels, compile_for_cpu.HERE / "operators.cpp")
     compiled = ctypes.CDLL(str(compile_for_cpu.build(sources, CACHE)))
@@ -491,6 +498,25 @@ def quantized_layer_norm(
     problem = _QuantizedLayerNormProblem(sizes, eps, *types, scale)
     tensors = {"x": x, "weight": weight, "bias": bias, "output": output}
     _launch("emulated_quantized_layer_norm", problem, tensors, ctypes.c_uint64(order))
+    return output
+
+
+def linear_of_sum(
+    x: torch.Tensor, addend: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, order: int = 0
+) -> torch.Tensor:
+    """`msda.linear_of_sum` of valid contiguous tensors; MSDA_LINEAR_OF_SUM forces a kernel.
+
+    Returns:
+        [..., N] in x's type; NaN where the kernel wrote nothing.
+
+    Raises:
+        EmulatorError, NotSupported: as `forward`.
+    """
+    output = _unwritten((*x.shape[:-1], len(weight)), x.dtype)
+    sizes = math.prod(x.shape[:-1]), x.shape[-1], len(weight)
+    problem = _LinearOfSumProblem(sizes, TYPES.index(x.dtype))
+    tensors = {"x": x, "addend": addend, "weight": weight, "bias": bias, "output": output}
+    _launch("emulated_linear_of_sum", problem, tensors, ctypes.c_uint64(order))
     return output
 
 

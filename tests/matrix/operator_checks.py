@@ -144,7 +144,8 @@ def exports(
         call: calls the public function with tensors.
         tensors: arguments of the exported call.
         others: arguments of other sizes.
-        dynamic: the number of leading dimensions of the first tensor whose sizes are dynamic.
+        dynamic: the number of leading dimensions of the first tensor, and of others of its shape, whose sizes
+            are dynamic.
         smallest: of these sizes.
     """
 
@@ -153,7 +154,7 @@ def exports(
             return call(*tensors)
 
     sizes = {i: torch.export.Dim(f"size{i}", min=smallest, max=4096) for i in range(dynamic)}
-    shapes = (sizes, *[None] * (len(tensors) - 1))
+    shapes = tuple(sizes if tensor.shape == tensors[0].shape else None for tensor in tensors)
     program = torch.export.export(Call(), tuple(tensors), dynamic_shapes=(shapes,), strict=True)
     targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
     assert [target for target in targets if target is not getitem] == [operator]

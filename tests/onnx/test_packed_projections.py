@@ -9,14 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 from onnx_path.comparison.onnxruntime_reference import OnnxruntimeReference
 from onnx_path.nodes import attention
-from onnx_path.tensorrt import model_for_tensorrt
+from onnx_path.tensorrt import model_for_tensorrt, packed_projections
 from onnx_path.tensorrt.graph_passes import run_passes
 from onnx_path.tensorrt.packed_projections import pack_projections
 from tests.onnx.text_models import text_model
+from trt_plugin import library
+from trt_plugin.library import LINEAR_OF_SUM
 
 HEADS, LEVELS, CHANNELS, QUERIES = 3, ((4, 5), (2, 3)), 12, 7
 SCOPE = "/encoder/layers.0/self_attn"
@@ -138,6 +141,56 @@ def test_names_say_the_module_and_follow_from_the_file():
     assert {f"{SCOPE}/projection/weight", f"{SCOPE}/projection/bias"} <= set(names[0])
     assert not any("sampling_offsets" in name or "attention_weights" in name for name in names[0])
     assert {f"{SCOPE}/projection/MatMul", f"{SCOPE}/projection/Add"} <= {x.name for x in one.graph.node}
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
+    """Layers of sums that the plugin runs fast, in float32 too: onnxruntime has no 16-bit products here."""
+    asked = []
+    monkeypatch.setattr(packed_projections, "SIXTEEN_BITS", {ir.DataType.FLOAT})
+    monkeypatch.setattr(library, "has_fast_linear_of_sum", lambda *sizes: asked.append(sizes) or True)
+    return asked
+
+
+def model_of_sum(change: tuple[str, str] = ("", ""), outputs: str = "") -> onnx.ModelProto:
+    """Queries that are a sum."""
+    layers = "size = Abs(query) other = Neg(size) sum = Add(size, other) "
+    model = make_model(change=("sampling_offsets_0 =", f"{layers} sampling_offsets_0 ="), outputs=outputs)
+    for node in model.graph.node:
+        if node.op_type == "MatMul":
+            node.input[0] = "sum"
+    model.graph.value_info.extend(
+        onnx.helper.make_tensor_value_info(name, 1, ["N", "Q", CHANNELS]) for name in ("size", "other", "sum")
+    )
+    return model
+
+
+def test_layer_of_a_sum(fast):
+    """The sum disappears. Dynamic sizes count as many rows."""
+    model = model_of_sum()
+    result = packed(model)
+    types = ["Abs", "Neg", LINEAR_OF_SUM, attention.FUSED_ATTENTION]
+    assert [node.op_type for node in result.graph.node] == types
+    assert fast == [(library.rows_of_layer(["N", "Q"]), CHANNELS, 3 * HEADS * 4)]
+    node = result.graph.node[2]
+    assert (node.name, list(node.input)[:2]) == (f"{SCOPE}/projection/{LINEAR_OF_SUM}", ["size", "other"])
+    assert list(node.input)[2:] == [f"{SCOPE}/projection/weight", f"{SCOPE}/projection/bias"]
+    np.testing.assert_allclose(run(result)[0], run(model)[0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("reason", ["slow", "float32", "sum is an output", "sizes differ", "sizes unknown"])
+def test_sums_that_stay(fast, monkeypatch, reason):
+    model = model_of_sum(outputs=f", float[N, Q, {CHANNELS}] sum" if reason == "sum is an output" else "")
+    if reason == "slow":
+        monkeypatch.setattr(library, "has_fast_linear_of_sum", lambda *sizes: False)
+    elif reason == "float32":
+        monkeypatch.setattr(packed_projections, "SIXTEEN_BITS", {ir.DataType.FLOAT16})
+    elif reason == "sizes differ":
+        model.graph.value_info[1].type.tensor_type.shape.dim[0].dim_value = 1
+    elif reason == "sizes unknown":
+        del model.graph.value_info[:]
+    result = packed(model)
+    assert Counter(node.op_type for node in result.graph.node)["Add"] == 2
 
 
 OTHER = "other = Neg(query) attention_weights_0 = MatMul(other,"

@@ -113,6 +113,7 @@ Creator& quantized_layer_norm_creator();
 Creator& feed_forward_creator();
 Creator& quantized_feed_forward_creator();
 Creator& linear_max_creator();
+Creator& linear_of_sum_creator();
 Creator& top_k_creator();
 
 }  // namespace msda::trt

@@ -19,16 +19,23 @@
 namespace msda::trt {
 namespace {
 
-constexpr int32_t kNumCreators = 12;
+constexpr int32_t kNumCreators = 13;
 
 nvinfer1::IPluginCreatorInterface* const* creators() {
   static nvinfer1::IPluginCreatorInterface* const all[kNumCreators] = {
-      &attention_creator(),         &fused_attention_creator(),
-      &window_attention_creator(),  &group_norm_creator(),
-      &group_norm_levels_creator(), &linear_creator(),
-      &quantized_linear_creator(),  &quantized_layer_norm_creator(),
-      &feed_forward_creator(),      &quantized_feed_forward_creator(),
-      &linear_max_creator(),        &top_k_creator()};
+      &attention_creator(),
+      &fused_attention_creator(),
+      &window_attention_creator(),
+      &group_norm_creator(),
+      &group_norm_levels_creator(),
+      &linear_creator(),
+      &quantized_linear_creator(),
+      &quantized_layer_norm_creator(),
+      &feed_forward_creator(),
+      &quantized_feed_forward_creator(),
+      &linear_max_creator(),
+      &linear_of_sum_creator(),
+      &top_k_creator()};
   return all;
 }
 
@@ -103,6 +110,12 @@ MSDA_EXPORT bool msda_has_fast_feed_forward(int64_t rows, int64_t channels, int6
 MSDA_EXPORT bool msda_has_fast_quantized_feed_forward(int64_t rows, int64_t channels,
                                                       int64_t hidden) {
   return msda::has_fast_quantized_feed_forward({rows, channels, hidden});
+}
+
+// Whether a linear layer of a sum in 16 bits is faster by the plugin's kernel than by a sum and a
+// linear layer on the current device.
+MSDA_EXPORT bool msda_has_fast_linear_of_sum(int64_t rows, int64_t inputs, int64_t outputs) {
+  return msda::has_fast_linear_of_sum({rows, inputs, outputs});
 }
 
 // Writes an image into its place in a network's input, see msda/image_input_params.h. Returns null,

@@ -38,7 +38,7 @@ IDLE_TYPES = ("signal", "wait", "shape_call", "noop", "constant", "shape", "asse
 _PLUGINS = {
     MSDA: r"multi_?scale_?deformable_?att|\bfused_attention|\bms_?deform",
     WINDOW_ATTENTION: r"window_?attention",
-    GEMM: r"\b(quantized)?(linear(_?max)?|feedforward)\b",  # also that of a module such as attn/qkv
+    GEMM: r"\b(quantized)?(linear(_?max|ofsum)?|feedforward)\b",  # also that of a module such as attn/qkv
     ATTENTION: r"qkv|attention|fmha",
     NORMALISATION: r"norm",
     SORT: r"nms|top_?k|sort",

@@ -12,6 +12,7 @@
 #include "msda/group_norm_params.h"
 #include "msda/image_input_params.h"
 #include "msda/linear_max_params.h"
+#include "msda/linear_of_sum_params.h"
 #include "msda/linear_params.h"
 #include "msda/params.h"
 #include "msda/quantized_feed_forward_params.h"
@@ -77,6 +78,12 @@ cudaError_t linear_max(const LinearMaxProblem& problem, const LinearMaxArguments
                        cudaStream_t stream);
 bool has_fast_linear_max(LinearMaxProblem problem);
 
+// Linear layers of a sum. Whether a kernel is faster than a sum and a linear layer on the current
+// device; MSDA_LINEAR_OF_SUM forces a kernel.
+cudaError_t linear_of_sum(const LinearOfSumProblem& problem, const LinearOfSumArguments& arguments,
+                          cudaStream_t stream);
+bool has_fast_linear_of_sum(const LinearOfSumProblem& problem);
+
 // The largest numbers of rows. arguments.work has top_k_work(problem) bytes.
 cudaError_t top_k(const TopKProblem& problem, const TopKArguments& arguments, cudaStream_t stream);
 
@@ -85,10 +92,10 @@ cudaError_t image_input(const ImageInputProblem& problem, const ImageInputArgume
                         cudaStream_t stream);
 
 // MSDA_FORWARD, MSDA_BACKWARD, MSDA_WINDOW, MSDA_GROUP_NORM, MSDA_LINEAR, MSDA_QUANTIZED_LINEAR,
-// MSDA_QUANTIZED_LAYER_NORM, MSDA_FEED_FORWARD, MSDA_QUANTIZED_FEED_FORWARD, MSDA_LINEAR_MAX and
-// MSDA_TOP_K force a kernel by its name. Where one of them names no kernel, the launchers return
-// cudaErrorInvalidValue, and this function returns a message that lists the names; otherwise it
-// returns an empty string.
+// MSDA_QUANTIZED_LAYER_NORM, MSDA_FEED_FORWARD, MSDA_QUANTIZED_FEED_FORWARD, MSDA_LINEAR_MAX,
+// MSDA_LINEAR_OF_SUM and MSDA_TOP_K force a kernel by its name. Where one of them names no kernel,
+// the launchers return cudaErrorInvalidValue, and this function returns a message that lists the
+// names; otherwise it returns an empty string.
 std::string check_environment();
 
 }  // namespace msda

@@ -269,8 +269,10 @@ struct QuantizedFeedForward : QuantizedFeedForwardSizes {
                                         swizzled<kPanel>(row, k % kPanel + half));
       }
       for (auto& words : rows) keep_registers(words);
-      arrive(&barriers->x_used[group]);
     };
+    // Behind a first product, which has its inputs: the loads may wait for long behind the products
+    // of the other warp group.
+    const auto give_back_x = [&] { arrive(&barriers->x_used[group]); };
     // Begins the sums of the hidden layer of a chunk.
     const auto begin_first = [&](uint64_t weights) {
       keep_registers(hidden);
@@ -290,6 +292,7 @@ struct QuantizedFeedForward : QuantizedFeedForwardSizes {
       wait_for_products<0>();
       keep_registers(hidden);
       give_back();
+      give_back_x();
       quantize_hidden(hidden, 4 * t, next);
     }
     for (int round = 0; round < own; ++round) {
@@ -307,7 +310,8 @@ struct QuantizedFeedForward : QuantizedFeedForwardSizes {
           keep_registers(quantized[i]);
         }
         // The last first product is of no use: the weights are those of the first chunk again.
-        if (ends && round + 1 < own) load_x();
+        const bool loads = ends && round + 1 < own;
+        if (loads) load_x();
         const uint64_t weights1 = matrix_descriptor<kPanel>(wait_for_weights());
         const uint64_t weights2 = matrix_descriptor<kHiddenPanel>(wait_for_weights());
         keep_registers(sums);
@@ -321,6 +325,7 @@ struct QuantizedFeedForward : QuantizedFeedForwardSizes {
         wait_for_products<1>();
         keep_registers(hidden);
         give_back();
+        if (loads) give_back_x();
         quantize_hidden(hidden, (ends ? 0 : chunk + 1) * kChunk + 4 * t, next);
         wait_for_products<0>();
         keep_registers(sums);

@@ -211,7 +211,6 @@ struct QuantizedLinearRows : QuantizedLinearRowsSizes {
                                             swizzled<kPanel>(row, k % kPanel + half));
             keep_registers(rows[k / 32]);
           }
-          give_back_rows();
         }
       }
       keep_registers(next);
@@ -251,9 +250,10 @@ struct QuantizedLinearRows : QuantizedLinearRowsSizes {
       wait_for_products<0>();
       keep_registers(next);
       give_back();
-      if (!kInRegisters && (chunk + 1 == end || next_place.column + kChunk >= across * kChunk)) {
+      // Products that have ended have their inputs. Loads of fragments may wait behind the products
+      // of the other warp group for long.
+      if (kInRegisters ? is_first(chunk) : chunk + 1 == end || is_first(chunk + 1))
         give_back_rows();
-      }
       for (int i = 0; i < kChunk / 2; ++i) sums[i] = next[i];
       place = next_place;
       for (int i = 0; i < 2; ++i) place.factor[i] = factor_of(masks[i]);

@@ -12,6 +12,7 @@ from onnx_path.nodes.feed_forward import FEED_FORWARD
 from onnx_path.nodes.group_norm import GROUP_NORM
 from onnx_path.nodes.linear import LINEAR
 from onnx_path.nodes.linear_max import LINEAR_MAX
+from onnx_path.nodes.linear_of_sum import LINEAR_OF_SUM
 from onnx_path.nodes.top_k_indices import TOP_K_INDICES
 from onnx_path.nodes.window_attention import WINDOW_ATTENTION
 from onnx_path.surgery.graph.traversal import STANDARD_DOMAINS, attribute, has_subgraph, is_op
@@ -28,13 +29,18 @@ GROUP_NORMS = {(DOMAIN, GROUP_NORM): (0, 1, 2)}
 LINEARS = {(DOMAIN, LINEAR): (0, 1, 2, 3, 4, 5, 6)}
 """Nodes of linear layers, and their inputs, which have one type."""
 
+LINEARS_OF_SUMS = {(DOMAIN, LINEAR_OF_SUM): (0, 1, 2, 3)}
+"""Nodes of linear layers of a sum, and their inputs, which have one type."""
+
 FEED_FORWARDS = {(DOMAIN, FEED_FORWARD): (0, 1, 2, 3, 4, 5, 6)}
 """Nodes of feed-forward blocks, and their inputs, which have one type."""
 
 LINEAR_MAXES = {(DOMAIN, LINEAR_MAX): (0,)}
 """Nodes of the largest output of linear layers, and their features; weights and results stay float32."""
 
-OWN_NODES = ATTENTIONS | WINDOW_ATTENTIONS | GROUP_NORMS | LINEARS | FEED_FORWARDS | LINEAR_MAXES
+OWN_NODES = (
+    ATTENTIONS | WINDOW_ATTENTIONS | GROUP_NORMS | LINEARS | LINEARS_OF_SUMS | FEED_FORWARDS | LINEAR_MAXES
+)
 """Nodes of the library's operators, and their inputs that get the type of the first."""
 
 _FLOAT = ir.DataType.FLOAT

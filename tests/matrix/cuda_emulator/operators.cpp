@@ -219,6 +219,17 @@ int emulated_quantized_layer_norm(const msda::QuantizedLayerNormProblem& problem
   });
 }
 
+// tensors: those of LinearOfSumArguments, in their order.
+int emulated_linear_of_sum(const msda::LinearOfSumProblem& problem, const Tensor* tensors,
+                           uint64_t order) {
+  return call(problem, order, [&](Copies& copies) {
+    const msda::LinearOfSumArguments arguments{copies.input(tensors[0]), copies.input(tensors[1]),
+                                               copies.input(tensors[2]), copies.input(tensors[3]),
+                                               copies.output(tensors[4])};
+    return msda::linear_of_sum(problem, arguments, nullptr);
+  });
+}
+
 // tensors: those of FeedForwardArguments, in their order.
 int emulated_feed_forward(const msda::FeedForwardProblem& problem, const Tensor* tensors,
                           uint64_t order) {
