@@ -54,6 +54,7 @@ SIZES = "sizes_co_dino_swin_l_h200.json"
 LINEAR_NORMS = "linear_norm_h100.json"
 WINDOWS = "window_attention_h200.json"
 FEED_FORWARDS = "feed_forward_h200.json"
+LINEARS_OF_SUMS = "linear_of_sum_h200.json"
 QUANTIZED_FEED_FORWARDS = "quantized_feed_forward_h200.json"
 ENGINES_WITH_NORMS = (
     "engines_norms_co_dino_swin_l_768x1152_h100.json",
@@ -463,11 +464,18 @@ def quantized_feed_forwards() -> str:
     return table_of_blocks(QUANTIZED_FEED_FORWARDS, others)
 
 
-def table_of_blocks(name: str, others: dict[str, str]) -> str:
-    """The times of a result file of feed-forward blocks, by rows, beside other methods with their titles."""
-    rows_of = {found["feed_forward"]["problem"]["rows"]: found for found in by_problem(name).values()}
+def linears_of_sums() -> str:
+    """Microseconds of linear layers of a sum, in one kernel and in two."""
+    return table_of_blocks(
+        LINEARS_OF_SUMS, {"linear": "a sum, and `msda.linear`", "eager": "eager PyTorch"}, "linear_of_sum"
+    )
+
+
+def table_of_blocks(name: str, others: dict[str, str], method: str = "feed_forward") -> str:
+    """The times of a method of a result file, by rows, beside other methods with their titles."""
+    rows_of = {found[method]["problem"]["rows"]: found for found in by_problem(name).values()}
     rows = [
-        [f"{count:,}", *(microseconds(found[method]) for method in ("feed_forward", *others))]
+        [f"{count:,}", *(microseconds(found[one]) for one in (method, *others))]
         for count, found in sorted(rows_of.items(), reverse=True)
     ]
     head = ["rows", *(f"{title}, µs" for title in ("one kernel", *others.values()))]
