@@ -127,6 +127,17 @@ cudaError_t with_type(DataType type, const Run& run) {
   return cudaErrorInvalidValue;
 }
 
+// The same for operators without double.
+template <typename Run>
+cudaError_t with_single_type(DataType type, const Run& run) {
+  return with_type(type, [&](auto zero) {
+    if constexpr (std::is_same_v<decltype(zero), double>)
+      return cudaErrorInvalidValue;
+    else
+      return run(zero);
+  });
+}
+
 // Whether the current device has the compute capability of a kernel of linear layers, of those of a
 // sum, or of feed-forward blocks.
 template <typename Kernel>
@@ -142,6 +153,18 @@ bool runs_here(Kernel kernel) {
 template <typename Kernel>
 Kernel or_plain(Kernel chosen) {
   return runs_here(chosen) ? chosen : Kernel::kPlain;
+}
+
+// Calls run(kernel) with the kernel that a variable forces, or with the fastest one that runs on
+// the current device.
+template <typename Kernel, size_t kCount, typename Problem, typename Arguments, typename Run>
+cudaError_t run_chosen(const char* variable, const Kernel (&kernels)[kCount], Kernel fastest,
+                       const Problem& problem, const Arguments& arguments, const Run& run) {
+  if (problem.empty()) return cudaSuccess;
+  Kernel kernel = or_plain(fastest);
+  if (!force(variable, kernels, kernel)) return cudaErrorInvalidValue;
+  if (!can_run(kernel, problem, arguments) || !runs_here(kernel)) return cudaErrorNotSupported;
+  return run(kernel);
 }
 
 cudaError_t run_linear_max(LinearMaxKernel kernel, const LinearMaxProblem& problem,
@@ -232,13 +255,13 @@ cudaError_t group_norm(const GroupNormProblem& problem, const GroupNormArguments
 
 cudaError_t linear(const LinearProblem& problem, const LinearArguments& arguments,
                    cudaStream_t stream) {
-  if (problem.empty()) return cudaSuccess;
-  LinearKernel kernel = or_plain(choose_linear(problem, arguments));
-  if (!force(kLinearVariable, kLinearKernels, kernel)) return cudaErrorInvalidValue;
-  if (!can_run(kernel, problem, arguments) || !runs_here(kernel)) return cudaErrorNotSupported;
-  return with_type(problem.type, [&](auto zero) {
-    return run_linear<decltype(zero)>(kernel, problem, arguments, stream);
-  });
+  const auto run = [&](LinearKernel kernel) {
+    return with_type(problem.type, [&](auto zero) {
+      return run_linear<decltype(zero)>(kernel, problem, arguments, stream);
+    });
+  };
+  return run_chosen(kLinearVariable, kLinearKernels, choose_linear(problem, arguments), problem,
+                    arguments, run);
 }
 
 cudaError_t linear_max(const LinearMaxProblem& problem, const LinearMaxArguments& arguments,
@@ -277,12 +300,8 @@ cudaError_t top_k(const TopKProblem& problem, const TopKArguments& arguments, cu
 
 cudaError_t image_input(const ImageInputProblem& problem, const ImageInputArguments& arguments,
                         cudaStream_t stream) {
-  return with_type(problem.type, [&](auto zero) {
-    using T = decltype(zero);
-    if constexpr (std::is_same_v<T, double>)
-      return cudaErrorInvalidValue;
-    else
-      return run_image_input<T>(problem, arguments, stream);
+  return with_single_type(problem.type, [&](auto zero) {
+    return run_image_input<decltype(zero)>(problem, arguments, stream);
   });
 }
 
@@ -293,19 +312,17 @@ bool has_fast_linear(const LinearProblem& problem, const LinearArguments& argume
 
 cudaError_t quantized_linear(const QuantizedLinearProblem& problem,
                              const QuantizedLinearArguments& arguments, cudaStream_t stream) {
-  if (problem.empty()) return cudaSuccess;
-  QuantizedLinearKernel kernel = or_plain(choose_quantized_linear(problem, arguments));
-  if (!force(kQuantizedLinearVariable, kQuantizedLinearKernels, kernel)) {
-    return cudaErrorInvalidValue;
-  }
-  if (!can_run(kernel, problem, arguments) || !runs_here(kernel)) return cudaErrorNotSupported;
-  const auto run = [&](auto eight_bits) {
-    using Q = decltype(eight_bits);
-    return problem.type == DataType::kFloat16
-               ? run_quantized_linear<Q, __half>(kernel, problem, arguments, stream)
-               : run_quantized_linear<Q, __nv_bfloat16>(kernel, problem, arguments, stream);
+  const auto run = [&](QuantizedLinearKernel kernel) {
+    const auto run_type = [&](auto eight_bits) {
+      using Q = decltype(eight_bits);
+      return problem.type == DataType::kFloat16
+                 ? run_quantized_linear<Q, __half>(kernel, problem, arguments, stream)
+                 : run_quantized_linear<Q, __nv_bfloat16>(kernel, problem, arguments, stream);
+    };
+    return problem.input_type == EightBits::kInt8 ? run_type(int8_t{}) : run_type(__nv_fp8_e4m3{});
   };
-  return problem.input_type == EightBits::kInt8 ? run(int8_t{}) : run(__nv_fp8_e4m3{});
+  return run_chosen(kQuantizedLinearVariable, kQuantizedLinearKernels,
+                    choose_quantized_linear(problem, arguments), problem, arguments, run);
 }
 
 bool has_fast_quantized_linear(const QuantizedLinearProblem& problem,
@@ -328,17 +345,13 @@ cudaError_t quantized_layer_norm(const QuantizedLayerNormProblem& problem,
 
 cudaError_t feed_forward(const FeedForwardProblem& problem, const FeedForwardArguments& arguments,
                          cudaStream_t stream) {
-  if (problem.empty()) return cudaSuccess;
-  FeedForwardKernel kernel = or_plain(choose_feed_forward(problem, arguments));
-  if (!force(kFeedForwardVariable, kFeedForwardKernels, kernel)) return cudaErrorInvalidValue;
-  if (!can_run(kernel, problem, arguments) || !runs_here(kernel)) return cudaErrorNotSupported;
-  return with_type(problem.type, [&](auto zero) {
-    using T = decltype(zero);
-    if constexpr (std::is_same_v<T, double>)
-      return cudaErrorInvalidValue;
-    else
-      return run_feed_forward<T>(kernel, problem, arguments, stream);
-  });
+  const auto run = [&](FeedForwardKernel kernel) {
+    return with_single_type(problem.type, [&](auto zero) {
+      return run_feed_forward<decltype(zero)>(kernel, problem, arguments, stream);
+    });
+  };
+  return run_chosen(kFeedForwardVariable, kFeedForwardKernels,
+                    choose_feed_forward(problem, arguments), problem, arguments, run);
 }
 
 bool has_fast_feed_forward(const FeedForwardProblem& problem) {
@@ -348,17 +361,13 @@ bool has_fast_feed_forward(const FeedForwardProblem& problem) {
 
 cudaError_t linear_of_sum(const LinearOfSumProblem& problem, const LinearOfSumArguments& arguments,
                           cudaStream_t stream) {
-  if (problem.empty()) return cudaSuccess;
-  LinearOfSumKernel kernel = or_plain(choose_linear_of_sum(problem, arguments));
-  if (!force(kLinearOfSumVariable, kLinearOfSumKernels, kernel)) return cudaErrorInvalidValue;
-  if (!can_run(kernel, problem, arguments) || !runs_here(kernel)) return cudaErrorNotSupported;
-  return with_type(problem.type, [&](auto zero) {
-    using T = decltype(zero);
-    if constexpr (std::is_same_v<T, double>)
-      return cudaErrorInvalidValue;
-    else
-      return run_linear_of_sum<T>(kernel, problem, arguments, stream);
-  });
+  const auto run = [&](LinearOfSumKernel kernel) {
+    return with_single_type(problem.type, [&](auto zero) {
+      return run_linear_of_sum<decltype(zero)>(kernel, problem, arguments, stream);
+    });
+  };
+  return run_chosen(kLinearOfSumVariable, kLinearOfSumKernels,
+                    choose_linear_of_sum(problem, arguments), problem, arguments, run);
 }
 
 bool has_fast_linear_of_sum(const LinearOfSumProblem& problem) {
@@ -369,13 +378,11 @@ bool has_fast_linear_of_sum(const LinearOfSumProblem& problem) {
 cudaError_t quantized_feed_forward(const QuantizedFeedForwardProblem& problem,
                                    const QuantizedFeedForwardArguments& arguments,
                                    cudaStream_t stream) {
-  if (problem.empty()) return cudaSuccess;
-  FeedForwardKernel kernel = or_plain(choose_feed_forward(problem, arguments));
-  if (!force(kQuantizedFeedForwardVariable, kQuantizedFeedForwardKernels, kernel)) {
-    return cudaErrorInvalidValue;
-  }
-  if (!can_run(kernel, problem, arguments) || !runs_here(kernel)) return cudaErrorNotSupported;
-  return run_quantized_feed_forward(kernel, problem, arguments, stream);
+  const auto run = [&](FeedForwardKernel kernel) {
+    return run_quantized_feed_forward(kernel, problem, arguments, stream);
+  };
+  return run_chosen(kQuantizedFeedForwardVariable, kQuantizedFeedForwardKernels,
+                    choose_feed_forward(problem, arguments), problem, arguments, run);
 }
 
 bool has_fast_quantized_feed_forward(const QuantizedFeedForwardProblem& problem) {

@@ -117,6 +117,35 @@ def registration_of_8_bits(operator: torch._ops.OpOverload, inputs: Any, eight_b
     torch.library.opcheck(operator, (), inputs._asdict(), test_utils=("test_faketensor", *compared))
 
 
+def derivatives_of_formula(operator: Operator, formula: Operator, single: Any) -> None:
+    """First derivatives in both modes, second derivatives and torch.func are those of a formula in float64.
+
+    Args:
+        operator: has no float64.
+        formula: takes the same arguments.
+        single: inputs in float32, the tensors first.
+    """
+    _, tensors = with_gradients(single)
+    numbers = [x for x in single if not isinstance(x, Tensor)]
+    tangents = [torch.randn_like(x) for x in tensors]
+
+    def found(function: Operator, dtype: torch.dtype) -> list[Tensor]:
+        leaves = [x.detach().to(dtype).requires_grad_() for x in tensors]
+        along = tuple(x.to(dtype) for x in tangents)
+
+        def loss(*x: Tensor) -> Tensor:
+            return function(*x, *numbers).square().sin().sum()
+
+        first = torch.autograd.grad(loss(*leaves), leaves, create_graph=True)
+        second = torch.autograd.grad(sum((x * y).sum() for x, y in zip(first, along)), leaves)
+        values = tuple(x.detach() for x in leaves)
+        mapped = torch.func.grad(loss, tuple(range(len(leaves))))(*values)
+        return [*first, *second, *mapped, torch.func.jvp(loss, values, along)[1]]
+
+    pairs = zip(found(operator, torch.float32), found(formula, torch.float64), strict=True)
+    assert max(relative_error(one.detach(), other.detach()) for one, other in pairs) < 1e-4
+
+
 def compiles(operator: Operator, samples: Sequence[Any]) -> None:
     """torch.compile without a graph break, forward and backward, with sizes that change."""
     backend = "inductor" if samples[0][0].is_cuda else "aot_eager"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -14,7 +15,6 @@ from torch import Tensor
 import msda
 from benchmarks import feed_forward
 from benchmarks.feed_forward import PROBLEMS, FeedForwardProblem
-from benchmarks.operator_errors import relative_error
 from tests.matrix import backends, operator_checks
 from tests.matrix.map_operators import (
     Backend,
@@ -199,28 +199,9 @@ SMALL = Case((2, 3), 8, 12)
 
 
 def test_derivatives(device: str) -> None:
-    """First derivatives in both modes, second derivatives and torch.func, against those of the formula."""
-    inputs, tensors = operator_checks.with_gradients(Case((2, 3), 16, 12).inputs(torch.float32, device))
-    tangents = [torch.randn_like(x) for x in tensors]
-
-    def found(operator: operator_checks.Operator, dtype: torch.dtype) -> list[Tensor]:
-        leaves = [x.detach().to(dtype).requires_grad_() for x in tensors]
-        along = tuple(x.to(dtype) for x in tangents)
-
-        def loss(*x: Tensor) -> Tensor:
-            return operator(*x, inputs.eps).square().sin().sum()
-
-        first = torch.autograd.grad(loss(*leaves), leaves, create_graph=True)
-        second = torch.autograd.grad(sum((x * y).sum() for x, y in zip(first, along)), leaves)
-        values = tuple(x.detach() for x in leaves)
-        mapped = torch.func.grad(loss, tuple(range(len(leaves))))(*values)
-        return [*first, *second, *mapped, torch.func.jvp(loss, values, along)[1]]
-
-    def formula(*arguments: Tensor | float) -> Tensor:
-        return msda.feed_forward_reference.compute(*arguments, torch.float64)
-
-    pairs = zip(found(msda.feed_forward, torch.float32), found(formula, torch.float64), strict=True)
-    assert max(relative_error(one.detach(), other.detach()) for one, other in pairs) < 1e-4
+    formula = functools.partial(msda.feed_forward_reference.compute, wide=torch.float64)
+    inputs = Case((2, 3), 16, 12).inputs(torch.float32, device)
+    operator_checks.derivatives_of_formula(msda.feed_forward, formula, inputs)
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
