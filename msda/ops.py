@@ -755,8 +755,8 @@ def linear_of_sum(x: Tensor, addend: Tensor, weight: Tensor, bias: Tensor) -> Te
         RuntimeError: if the environment variable MSDA_LINEAR_OF_SUM names no kernel, or a kernel that cannot
             run the problem.
 
-    Source: the offsets and weights of Deformable DETR, arXiv:2010.04159, sections 4.1 and A.2: linear layers
-        of features with their positional embeddings.
+    Source: the offsets and weights of Deformable DETR, arXiv:2010.04159, section 4.1: linear layers of query
+        features with their positional embeddings.
 
     Example:
         >>> x, positions = torch.rand(2, 150, 64), torch.rand(2, 150, 64)

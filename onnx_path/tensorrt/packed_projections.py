@@ -102,7 +102,7 @@ def _pack(node: ir.Node, names: set[str], types: Types) -> bool:
 
     kernel = np.concatenate([offsets.weight, logits.weight], 1)
     bias = weight("bias", np.concatenate([offsets.bias, logits.bias]))
-    if terms := _terms_of_sum(offsets.x, kernel.shape[1], types):
+    if terms := _terms_of_sum(offsets.x, kernel.shape, types):
         rows = weight("weight", np.ascontiguousarray(kernel.T))
         projection = add(LINEAR_OF_SUM, *terms, rows, bias, domain=DOMAIN, **PLUGIN_ATTRIBUTES)
     else:
@@ -118,7 +118,7 @@ def _pack(node: ir.Node, names: set[str], types: Types) -> bool:
     return True
 
 
-def _terms_of_sum(x: ir.Value, outputs: int, types: Types) -> tuple[ir.Value, ir.Value] | None:
+def _terms_of_sum(x: ir.Value, kernel: tuple[int, int], types: Types) -> tuple[ir.Value, ir.Value] | None:
     """Returns the terms of the sum that both linear layers read, if the plugin is fast on the current GPU."""
     node = x.producer()
     if not is_op(node, "Add") or len(x.uses()) > 2 or x.is_graph_output():
@@ -126,11 +126,10 @@ def _terms_of_sum(x: ir.Value, outputs: int, types: Types) -> tuple[ir.Value, ir
     terms = one, other = node.inputs
     if types.of[one] not in SIXTEEN_BITS or types.of[other] != types.of[one] or one.shape is None:
         return None
-    *sizes, inputs = one.shape
-    if one.shape != other.shape or not _are_known(sizes):
+    if one.shape != other.shape or not _are_known(one.shape):
         return None
     try:
-        fast = library.has_fast_linear_of_sum(library.rows_of_layer(sizes), inputs, outputs)
+        fast = library.has_fast_linear_of_sum(library.rows_of_layer(one.shape[:-1]), *kernel)
     except EngineError:
         return None  # no TensorRT, so no build follows
     return terms if fast else None
