@@ -164,6 +164,13 @@ def build_engine(folder: Path, model: onnx.ModelProto, **profiles: ShapeRange) -
     return save(folder, serialize_engine(folder / "model.onnx", Settings(profiles=profiles), "model"))
 
 
+def assert_near(found: np.ndarray, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    """Fails unless a result is as near as its type allows to numbers of size 1, and has their shape."""
+    assert found.shape == tuple(expected.shape)
+    error = relative_error(torch.from_numpy(found), expected, floor=expected.numel() ** 0.5)
+    assert error <= TOLERANCE[dtype], error
+
+
 def run_engine(path: Path, inputs: Mapping[str, torch.Tensor], output: str = "output") -> np.ndarray:
     arrays = {name: x.float().numpy() for name, x in inputs.items()}
     with trt_plugin.EngineRunner(path) as runner:

@@ -9,7 +9,6 @@ import torch
 
 import msda
 from benchmarks.feed_forward import FeedForwardProblem, Inputs, truth
-from benchmarks.operator_errors import TOLERANCE, relative_error
 from onnx_path.nodes.attention import OPSET_VERSION, add_function_bodies
 from onnx_path.nodes.domain import DOMAIN
 from onnx_path.nodes.feed_forward import FEED_FORWARD, INPUTS
@@ -19,6 +18,7 @@ from tests.onnx.map_nodes import (
     CODES,
     ELEMENTS,
     add_bodies_of_opset,
+    assert_near,
     build_engine,
     check_conversion,
     exported_node,
@@ -57,10 +57,7 @@ def model_of(
 
 
 def assert_close(found: np.ndarray, inputs: Inputs) -> None:
-    expected = truth(inputs)
-    assert found.shape == tuple(expected.shape)
-    error = relative_error(torch.from_numpy(found), expected, floor=expected.numel() ** 0.5)
-    assert error <= TOLERANCE[inputs.x.dtype], error
+    assert_near(found, truth(inputs), inputs.x.dtype)
 
 
 @pytest.mark.parametrize("opset", [LOWEST_OPSET, 18, OPSET_VERSION, 22])

@@ -152,7 +152,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
     return asked
 
 
-def model_of_sum(change: tuple[str, str] = ("", ""), outputs: str = "") -> onnx.ModelProto:
+def model_of_sum(outputs: str = "") -> onnx.ModelProto:
     """Queries that are a sum."""
     layers = "size = Abs(query) other = Neg(size) sum = Add(size, other) "
     model = make_model(change=("sampling_offsets_0 =", f"{layers} sampling_offsets_0 ="), outputs=outputs)

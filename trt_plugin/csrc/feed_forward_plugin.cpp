@@ -1,4 +1,5 @@
 // The TensorRT plugin of feed-forward blocks.
+#include <algorithm>
 #include <string>
 
 #include "creator.h"
@@ -53,7 +54,9 @@ class FeedForwardPlugin final : public KernelPlugin<FeedForwardProblem> {
   }
 
   size_t work_bytes(PluginTensorDesc const* largest, int32_t count) const override {
-    return feed_forward_work(read_problem(largest, count));
+    FeedForwardProblem problem = read_problem(largest, count);
+    problem.rows = std::min(problem.rows, kSplitMostRows);  // an engine may run fewer rows
+    return feed_forward_work(problem);
   }
 
   cudaError_t launch(FeedForwardProblem const& problem, void const* const* inputs,

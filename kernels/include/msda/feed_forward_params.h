@@ -61,9 +61,11 @@ inline int64_t feed_forward_slices(const FeedForwardProblem& problem) {
   return slices;
 }
 
-// Bytes of work memory: a float for each slice, row and channel. More rows never need fewer.
+// Bytes of work memory: a float for each slice, row and channel. Up to kSplitMostRows, more rows
+// never need fewer.
 inline size_t feed_forward_work(const FeedForwardProblem& problem) {
-  if (problem.channels != kHopperChannels || size_of(problem.type) != 2) return 0;
+  const bool fits = problem.rows <= kSplitMostRows && problem.channels == kHopperChannels;
+  if (!fits || size_of(problem.type) != 2) return 0;
   const int64_t rows = std::min(kSplitMostSlices * problem.rows, kSplitMostBlocks * kSplitRows);
   return static_cast<size_t>(rows * problem.channels) * sizeof(float);
 }

@@ -131,7 +131,8 @@ struct FeedForward : FeedForwardSizes {
     for (int i = thread; i < numbers.hidden; i += kThreads) {
       bias1[i] = number(numbers.bias1, hidden_column(0) + i);
     }
-    for (int i = thread; i < kChannels; i += kThreads) {
+    // A slice of the hidden layer has sums only.
+    for (int i = thread; !kSplit && i < kChannels; i += kThreads) {
       bias2[i] = number(numbers.bias2, i);
       pairs_norm[2 * i] = number(numbers.norm_weight, i);
       pairs_norm[2 * i + 1] = number(numbers.norm_bias, i);

@@ -16,6 +16,7 @@
 namespace msda {
 
 inline constexpr int kSumsThreads = 128;  // four rows of a block
+static_assert(kSplitRows == FeedForwardSizes::kGroups * FeedForwardSizes::kRows);
 
 struct FeedForwardSums {
   const float* sums;

@@ -394,4 +394,20 @@ cudaError_t make_map(TensorMap& map, int element_bytes, const void* data,
 #endif
 }
 
+// Makes the map of weights [N, K] whose rows come in the order that gives a lane of a product
+// `lane_columns` consecutive columns of the result. Lane 4 g + t has columns 8 v + 2 t and + 1 of
+// the sums, so of each 4 * lane_columns columns, row 8 v + 2 t + b of a tile is row
+// lane_columns * t + 2 v + b.
+//
+// columns  of a tile
+// panel    bytes of a row of a panel, 128
+inline cudaError_t make_lane_map(TensorMap& map, int element_bytes, const void* weight, int64_t n,
+                                 int64_t k, int lane_columns, int columns, int panel) {
+  const int group = 4 * lane_columns;
+  const int64_t row = element_bytes * k;
+  return make_map<5>(map, element_bytes, weight, {k, 2, 4, lane_columns / 2, n / group},
+                     {row, lane_columns * row, 2 * row, group * row},
+                     {panel / element_bytes, 2, 4, lane_columns / 2, columns / group}, panel);
+}
+
 }  // namespace msda

@@ -7,7 +7,7 @@
 //   N  outputs of the layer
 #pragma once
 
-#include "msda/params.h"
+#include "msda/linear_params.h"
 
 namespace msda {
 
@@ -31,12 +31,8 @@ struct LinearMaxArguments {
 
 // Returns one sentence about what is wrong with the problem, or an empty string.
 inline std::string check(const LinearMaxProblem& problem) {
-  // The kernels count rows and columns in 32 bits.
-  constexpr int64_t kLimit = INT32_MAX / 8;
-  if (problem.rows > kLimit || problem.inputs > kLimit || problem.outputs > kLimit) {
-    return "x: M, K and N should each be at most 2^28 - 1, got M=" + std::to_string(problem.rows) +
-           " K=" + std::to_string(problem.inputs) + " N=" + std::to_string(problem.outputs);
-  }
+  const std::string wrong = check_layer_sizes(problem);
+  if (!wrong.empty()) return wrong;
   if (problem.outputs < 1) return "weight: N should be 1 or more, got 0";
   return {};
 }

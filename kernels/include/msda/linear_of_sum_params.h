@@ -7,7 +7,7 @@
 //   N  columns of the result
 #pragma once
 
-#include "msda/params.h"
+#include "msda/linear_params.h"
 
 namespace msda {
 
@@ -30,14 +30,6 @@ struct LinearOfSumArguments {
 };
 
 // Returns one sentence about what is wrong with the problem, or an empty string.
-inline std::string check(const LinearOfSumProblem& problem) {
-  // The kernels count rows and columns in 32 bits.
-  constexpr int64_t kLimit = INT32_MAX / 8;
-  if (problem.rows > kLimit || problem.inputs > kLimit || problem.outputs > kLimit) {
-    return "x: M, K and N should each be at most 2^28 - 1, got M=" + std::to_string(problem.rows) +
-           " K=" + std::to_string(problem.inputs) + " N=" + std::to_string(problem.outputs);
-  }
-  return {};
-}
+inline std::string check(const LinearOfSumProblem& problem) { return check_layer_sizes(problem); }
 
 }  // namespace msda

@@ -243,12 +243,8 @@ cudaError_t launch_linear_of_sum_hopper(const LinearOfSumProblem& problem,
   make(x, arguments.x);
   make(addend, arguments.addend);
   if (status == cudaSuccess) {
-    // Of each group of columns, row 8 v + 2 t + b of a tile is row kLaneColumns t + 2 v + b.
-    constexpr int kLane = Sizes::kLaneColumns, kGroup = Sizes::kGroupColumns;
-    status = make_map<5>(weight, 2, arguments.weight, {k, 2, 4, kLane / 2, n / kGroup},
-                         {2 * k, 2 * kLane * k, 2 * 2 * k, 2 * kGroup * k},
-                         {Sizes::kPanelColumns, 2, 4, kLane / 2, Sizes::kColumns / kGroup},
-                         Sizes::kPanel);
+    status = make_lane_map(weight, 2, arguments.weight, n, k, Sizes::kLaneColumns, Sizes::kColumns,
+                           Sizes::kPanel);
   }
   if (status != cudaSuccess) return status;
   const LinearOfSumNumbers numbers{arguments.bias, arguments.output, static_cast<int>(m),

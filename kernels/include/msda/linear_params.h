@@ -40,14 +40,23 @@ struct LinearArguments {
   void* output = nullptr;             // [M, N]
 };
 
-// Returns one sentence about what is wrong with the problem, or an empty string.
-inline std::string check(const LinearProblem& problem) {
+// Checks M, K and N of any problem of linear layers. Returns one sentence about what is wrong, or
+// an empty string.
+template <typename Problem>
+std::string check_layer_sizes(const Problem& problem) {
   // The kernels count rows and columns in 32 bits.
   constexpr int64_t kLimit = INT32_MAX / 8;
   if (problem.rows > kLimit || problem.inputs > kLimit || problem.outputs > kLimit) {
     return "x: M, K and N should each be at most 2^28 - 1, got M=" + std::to_string(problem.rows) +
            " K=" + std::to_string(problem.inputs) + " N=" + std::to_string(problem.outputs);
   }
+  return {};
+}
+
+// Returns one sentence about what is wrong with the problem, or an empty string.
+inline std::string check(const LinearProblem& problem) {
+  const std::string wrong = check_layer_sizes(problem);
+  if (!wrong.empty()) return wrong;
   if (problem.normed && (problem.masked || problem.activation != Activation::kNone)) {
     return "norm_weight: should be absent with an activation or a mask";
   }

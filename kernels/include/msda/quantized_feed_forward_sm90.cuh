@@ -457,10 +457,9 @@ cudaError_t launch_quantized_feed_forward_hopper(const QuantizedFeedForwardProbl
   constexpr int kInPanel = Sizes::kPanel / 2;  // numbers of 16 bits
   cudaError_t status =
       make_map<2>(x, 2, arguments.x, {kC, rows}, {2 * kC}, {kInPanel, Sizes::kRows}, Sizes::kPanel);
-  if (status == cudaSuccess) {  // row 16 i + 8 v + 2 t + b of a tile is row 16 i + 4 t + 2 v + b
-    status = make_map<5>(weight1, 1, arguments.weight1, {kC, 2, 4, 2, hidden / 16},
-                         {kC, 4 * kC, 2 * kC, 16 * kC},
-                         {Sizes::kPanel, 2, 4, 2, Sizes::kChunk / 16}, Sizes::kPanel);
+  if (status == cudaSuccess) {
+    status =
+        make_lane_map(weight1, 1, arguments.weight1, hidden, kC, 4, Sizes::kChunk, Sizes::kPanel);
   }
   if (status == cudaSuccess) {
     status = make_map<2>(weight2, 1, arguments.weight2, {hidden, kC}, {hidden},

@@ -360,17 +360,13 @@ cudaError_t launch_quantized_linear_rows(const QuantizedLinearProblem& problem,
                                          const QuantizedLinearArguments& arguments,
                                          cudaStream_t stream) {
   using Sizes = QuantizedLinearRows<Out, kPanels, kActivation>;
-  constexpr int kLaneColumns = Sizes::kLaneColumns, kGroupColumns = Sizes::kGroupColumns;
   const int64_t m = problem.rows, n = problem.outputs, k = problem.inputs;
   TensorMap x, weight;
   cudaError_t status =
       make_map<2>(x, 1, arguments.x, {k, m}, {k}, {Sizes::kPanel, Sizes::kRows}, Sizes::kPanel);
   if (status == cudaSuccess) {
-    // Of each group of columns, row 8 v + 2 t + b of a tile is row kLaneColumns t + 2 v + b.
-    status = make_map<5>(
-        weight, 1, arguments.weight, {k, 2, 4, kLaneColumns / 2, n / kGroupColumns},
-        {k, kLaneColumns * k, 2 * k, kGroupColumns * k},
-        {Sizes::kPanel, 2, 4, kLaneColumns / 2, Sizes::kChunk / kGroupColumns}, Sizes::kPanel);
+    status = make_lane_map(weight, 1, arguments.weight, n, k, Sizes::kLaneColumns, Sizes::kChunk,
+                           Sizes::kPanel);
   }
   if (status != cudaSuccess) return status;
   const QuantizedLinearRowsNumbers numbers{static_cast<const float*>(arguments.scale),
