@@ -17,28 +17,34 @@ std::vector<Form> forms;
 
 using Library = msda::WindowConfig<__half, 12, 32>;
 
-template <int kKeys_, int kTeams_, int kUnrolled_>
+template <int kWarps_, int kLoaders_, int kKeys_, int kUnrolled_, int kStages_>
 struct Config : Library {
+  static constexpr int kWarps = kWarps_;
+  static constexpr int kLoaders = kLoaders_;
+  static constexpr int kThreads = (kWarps + kLoaders) * 32;
   static constexpr int kKeys = kKeys_;
-  static constexpr int kTeams = kTeams_;
   static constexpr int kUnrolled = kUnrolled_;
-  static constexpr int kThreads = kTeams * kWarps * 32;
+  static constexpr int kMaxStages = kStages_;
 };
 
-template <int kKeys, int kTeams, int kUnrolled>
+template <int kWarps, int kLoaders, int kKeys, int kUnrolled, int kStages>
 void add() {
-  forms.push_back({std::to_string(kKeys) + " keys a step, " + std::to_string(kTeams) + " teams, " +
-                       std::to_string(kUnrolled) + " steps unrolled",
-                   msda::launch_window_tensor_core<Config<kKeys, kTeams, kUnrolled>>});
+  const auto number = [](int number) { return std::to_string(number); };
+  forms.push_back(
+      {number(kWarps) + " + " + number(kLoaders) + " warps, " + number(kKeys) + " keys, " +
+           number(kUnrolled) + " unrolled, " + number(kStages) + " stages",
+       msda::launch_window_tensor_core<Config<kWarps, kLoaders, kKeys, kUnrolled, kStages>>});
 }
 
 const bool added = [] {
-  add<16, 2, 1>();
-  add<16, 2, 3>();
-  add<48, 2, 1>();
-  add<16, 3, 1>();
-  add<16, 3, 3>();
-  add<48, 3, 1>();
+  add<12, 4, 48, 3, 2>();
+  add<12, 4, 48, 3, 4>();
+  add<12, 4, 48, 3, 6>();
+  add<14, 2, 48, 3, 3>();
+  add<10, 2, 48, 3, 3>();
+  add<12, 4, 48, 1, 3>();
+  add<12, 4, 16, 3, 3>();
+  add<12, 4, 144, 1, 3>();
   return true;
 }();
 

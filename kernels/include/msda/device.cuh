@@ -69,6 +69,17 @@ __device__ __forceinline__ float exp2_approx(float x) {
 #endif
 }
 
+// 1 / x with an error of 2^-23 at most, for normal numbers.
+__device__ __forceinline__ float reciprocal_approx(float x) {
+#if MSDA_PTX
+  float reciprocal;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(x));
+  return reciprocal;
+#else
+  return 1 / x;
+#endif
+}
+
 // Adding 1.5 * 2^23 rounds a float to the nearest integer: one unit of the sum's last bit is 1. The
 // bits of the sum are those of kRounder plus that integer.
 inline constexpr float kRounder = 12582912.0f;
@@ -76,7 +87,7 @@ inline constexpr uint32_t kRounderBits = 0x4b400000u;
 
 // a / b for a >= 0 and b > 0, both below 2^30, in fewer instructions than an integer division.
 __device__ __forceinline__ int divide(int a, int b) {
-  const float reciprocal = __fdividef(1.0f, static_cast<float>(b));
+  const float reciprocal = reciprocal_approx(static_cast<float>(b));
   int quotient = static_cast<int>(static_cast<float>(a) * reciprocal);
   // The first quotient is off by a few parts in 2^22. Dividing the remainder leaves an error of 1.
   quotient += static_cast<int>(static_cast<float>(a - quotient * b) * reciprocal);

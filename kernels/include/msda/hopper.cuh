@@ -24,15 +24,6 @@ using TensorMap = CUtensorMap;
 using TensorMap = emulator::TensorMap;
 #endif
 
-// Address in shared memory, as instructions take it.
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-#if defined(__CUDACC__)
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-#else
-  return emulator::shared_address(pointer);
-#endif
-}
-
 // The place of a byte of a panel, from the panel's begin.
 template <int kBytes>
 __device__ __forceinline__ int swizzled(int row, int byte) {
@@ -205,17 +196,7 @@ __device__ __forceinline__ void keep_registers(float (&registers)[kCount]) {
 #endif
 }
 
-// Barriers. A phase ends when `threads` have arrived and all bytes that were expected are there.
-
-__device__ __forceinline__ void init_barrier(uint64_t* barrier, int threads) {
-#if MSDA_PTX
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
-               "r"(threads)
-               : "memory");
-#elif !defined(__CUDACC__)
-  emulator::init_barrier(barrier, threads);
-#endif
-}
+// Barriers, see tensor_core.cuh. Phases also wait for all bytes that were expected.
 
 // Shows barriers that this thread made to TMA and to other blocks of the cluster.
 __device__ __forceinline__ void publish_barriers() {
@@ -232,35 +213,6 @@ __device__ __forceinline__ void expect_bytes(uint64_t* barrier, int bytes) {  //
       : "memory");
 #elif !defined(__CUDACC__)
   emulator::arrive(barrier, bytes);
-#endif
-}
-
-__device__ __forceinline__ void arrive(uint64_t* barrier) {
-#if MSDA_PTX
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
-               : "memory");
-#elif !defined(__CUDACC__)
-  emulator::arrive(barrier, 0);
-#endif
-}
-
-// Waits for the end of the phase of a parity: 0, 1, 0, ... of a new barrier. The phase before the
-// first one, of parity 1, has ended.
-__device__ __forceinline__ void wait_for_phase(uint64_t* barrier, int parity) {
-#if MSDA_PTX
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra end;\n"
-      "bra again;\n"
-      "end:\n"
-      "}" ::"r"(shared_address(barrier)),
-      "r"(parity)
-      : "memory");
-#elif !defined(__CUDACC__)
-  emulator::wait_for_phase(barrier, parity);
 #endif
 }
 

@@ -1,6 +1,6 @@
 // Primitives of the tensor cores (compute capability 8.0 and later): 16 x 8 products, matrices
-// from shared memory, asynchronous copies into it, and barriers of some warps. The emulator has a
-// C++ form of each (tests/matrix/cuda_emulator/tensor_core.h).
+// from shared memory, asynchronous copies into it, and barriers of some warps or of single threads.
+// The emulator has a C++ form of each (tests/matrix/cuda_emulator/tensor_core.h).
 //
 // Fragments are those of mma.sync.m16n8k16 (PTX ISA, "Matrix Fragments for mma.m16n8k16"). Lane
 // 4 g + t holds, of a 16 x 8 accumulator, columns 2t and 2t + 1 of rows g (0, 1) and g + 8 (2, 3).
@@ -88,6 +88,15 @@ __device__ __forceinline__ void load_transposed(uint32_t (&words)[4], const char
 #endif
 }
 
+// Address in shared memory, as instructions take it.
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+#if defined(__CUDACC__)
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+#else
+  return emulator::shared_address(pointer);
+#endif
+}
+
 // Begins to copy 16 bytes into shared memory, past L1; zeros where the condition is false, and the
 // address is not read then.
 __device__ __forceinline__ void copy_async(char* shared, const void* global, bool condition) {
@@ -116,6 +125,62 @@ __device__ __forceinline__ void sync_some(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 #elif !defined(__CUDACC__)
   emulator::meet_some(barrier, threads);
+#endif
+}
+
+// Barriers in shared memory. A phase ends when `threads` have arrived.
+
+__device__ __forceinline__ void init_barrier(uint64_t* barrier, int threads) {
+#if MSDA_PTX
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(threads)
+               : "memory");
+#elif !defined(__CUDACC__)
+  emulator::init_barrier(barrier, threads);
+#endif
+}
+
+__device__ __forceinline__ void arrive(uint64_t* barrier) {
+#if MSDA_PTX
+  asm volatile(
+      "{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(shared_address(barrier))
+      : "memory");
+#elif !defined(__CUDACC__)
+  emulator::arrive(barrier, 0);
+#endif
+}
+
+// Arrives once the copies that the thread has begun are there.
+__device__ __forceinline__ void arrive_after_copies(uint64_t* barrier) {
+#if MSDA_PTX
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier))
+               : "memory");
+#elif !defined(__CUDACC__)
+  emulator::wait_for_copies();
+  emulator::arrive(barrier, 0);
+#endif
+}
+
+// Waits for the end of the phase of a parity: 0, 1, 0, ... of a new barrier. The phase before the
+// first one, of parity 1, has ended.
+__device__ __forceinline__ void wait_for_phase(uint64_t* barrier, int parity) {
+#if MSDA_PTX
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+#if __CUDA_ARCH__ >= 900
+      "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+#else
+      "mbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n"
+#endif
+      "@done bra end;\n"
+      "bra again;\n"
+      "end:\n"
+      "}" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+#elif !defined(__CUDACC__)
+  emulator::wait_for_phase(barrier, parity);
 #endif
 }
 

@@ -46,6 +46,7 @@ inline bool can_run(WindowKernel kernel, const WindowProblem& problem,
   return vectors && size_of(problem.type) == 2 &&
          (window == 7 || window == 8 || window == 12 || window == 16) &&
          problem.batch_size * problem.height * problem.width <= INT32_MAX &&
+         problem.num_windows() * problem.num_heads * (window * window / 16 + 1) < 1 << 30 &&
          aligned(arguments.bias, window == 7 ? 2 : 16);
 }
 

@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kPlainWindowThreads)
   const T* const bias =
       static_cast<const T*>(arguments.bias) + (static_cast<int64_t>(head) * cells + query) * cells;
   const auto region = [&](int row, int column) {
-    return region_of(row, column, window.row_split, window.column_split);
+    return region_of(row, column, map.row_split(window), map.column_split(window));
   };
   const int query_region = region(query_row, query_column);
   const Real scale = 1 / sqrt(static_cast<Real>(head_dim));

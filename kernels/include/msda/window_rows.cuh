@@ -50,7 +50,8 @@ __global__ void __launch_bounds__(kRowsThreads)
 
   const auto find = [&](int cell) { return map.cell(window, cell / map.size, cell % map.size); };
   const auto region = [&](int cell) {
-    return region_of(cell / map.size, cell % map.size, window.row_split, window.column_split);
+    return region_of(cell / map.size, cell % map.size, map.row_split(window),
+                     map.column_split(window));
   };
   const T* const qkv = static_cast<const T*>(arguments.qkv) + head * kHeadDim;
   const T* const padding = static_cast<const T*>(arguments.padding) + head * kHeadDim;

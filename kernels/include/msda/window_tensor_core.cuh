@@ -1,24 +1,26 @@
 // Window attention on tensor cores: "tensor_core" of window_choice.h.
 //
-// Problem   that of window_plain.cuh, for half and bfloat16. Logits, softmax and sums are float;
-//           the weights are rounded to T before they meet the values. A result in int8 is rounded
-//           once, from float.
-// Blocks    A block serves one head. It keeps the head's bias in shared memory, and goes from
-//           window to window. Each team of its warps takes one window at a time; the next window's
-//           q, k and v come by asynchronous copies meanwhile.
-// Warps     A warp has 16 query rows of its team's windows and takes kKeys keys in a step: their
-//           logits stay in registers, and become the first factor of the product with v there.
-// Logits    The sums of q k^T begin with sqrt(d) * bias, and the exponent's factor is
-//           log2(e) / sqrt(d).
-// Softmax   relative to a bound of each row, which the keys of the warp's own cells set. Where the
-//           weights of a row overflow, the warp repeats its rows and raises the bounds in every
-//           step. A product with ones adds up the weights, on tensor cores and over lanes at once.
+// Problem   that of window_plain.cuh, for half and bfloat16. Logits, softmax and sums are float.
+//           q, times log2(e) / sqrt(d), and the weights are rounded to T. A result in int8 is
+//           rounded once, from float.
+// Blocks    Persistent. A block has tiles of 16 query rows, of one head or two. The bias of its
+//           heads stays in shared memory.
+// Warps     Loaders copy q, k and v of one window after the other into the stages of a ring in
+//           shared memory. The other warps attend, a tile at a time. A barrier says that a stage is
+//           loaded, and another one that all these warps have passed it.
+// Tiles     A warp takes kKeys keys in a step: their logits stay in registers, and become the first
+//           factor of the product with v there.
+// Logits    in units of log2. The sums of q k^T begin with log2(e) * bias minus a bound of the row,
+//           and are the exponents.
+// Softmax   relative to the bounds, which the keys of the warp's own cells set. Where the weights
+//           of a row overflow, the warp repeats its rows and raises the bounds in every step. A
+//           product with ones adds up the weights, on tensor cores and over lanes at once.
 // Mask      a product of eight more channels, in windows of several regions.
-// Shared    the bias in float, in the order of the lanes that read it; rows of q, k and v with
-//           their chunks of 16 bytes permuted (chunk_of()), so that no eight rows of a matrix share
-//           a bank.
-// Traffic   qkv once, past L1, and the output once. A head's bias once for each of its blocks.
-// Limits    those of window_choice.h; 50 to 223 KB of shared memory. Deterministic.
+// Shared    the bias, whose rows begin 32 bytes apart modulo 128; rows of q, k and v with their
+//           chunks of 16 bytes permuted (chunk_of()). So no bank is read twice.
+// Traffic   qkv once, past L1, and the output once; a window that two blocks share, twice. A head's
+//           bias once for each of its blocks.
+// Limits    those of window_choice.h; shared memory for one stage, up to 111 KB. Deterministic.
 #pragma once
 
 #include <algorithm>
@@ -31,7 +33,7 @@
 
 namespace msda {
 
-// What a kernel is compiled for, and its place in a block.
+// What a kernel is compiled for, and what its blocks consist of.
 template <typename T_, int kWindow_, int kHeadDim_, bool kSharedBias_ = true>
 struct WindowConfig {
   using T = T_;
@@ -40,25 +42,36 @@ struct WindowConfig {
   static constexpr int kCells = kWindow * kWindow;       // L
   static constexpr int kRows = (kCells + 15) / 16 * 16;  // with rows that fill the last warp
   static constexpr bool kWide = kHeadDim == 64;          // leaves few registers for logits
-  static constexpr int kKeys = kWindow == 12 ? 16 : kWindow == 16 && kWide ? 32 : 64;
+  static constexpr int kTiles = kRows / 16;
+  static constexpr bool kMany = kTiles == 4 && !kWide;  // warps, whose registers hold fewer logits
+  static constexpr int kWarps = kMany ? 16 : 12;        // that attend
+  static constexpr int kLoaders = 4;                    // warps
+  static constexpr int kThreads = (kWarps + kLoaders) * 32;
+  static constexpr int kKeys = kMany ? 32 : kWindow == 12 ? (kWide ? 16 : 48) : kWide ? 32 : 64;
   static constexpr int kUnrolled = kWindow == 12 && !kWide ? 3 : 1;  // steps
-  static constexpr int kWarps = kRows / 16;                          // of a team
-  static constexpr int kTeams = kWindow == 12 ? 2 : 16 / kWarps;
-  static constexpr int kThreads = kTeams * kWarps * 32;
+  static constexpr int kWindows = std::max(1, kWarps / kTiles);      // of a stage
+  static constexpr int kStageTiles = kWindows * kTiles;
 
-  // A logit is kScale * (q k^T + kRoot * (bias + mask)), in units of log2.
-  static constexpr float kRoot = kHeadDim == 16 ? 4 : kHeadDim == 64 ? 8 : 5.656854249492381f;
-  static constexpr float kScale = kLog2E / kRoot;
+  // Logits are in units of log2: kScale * q k^T + log2(e) * (bias + mask).
+  static constexpr float kScale = kLog2E / (kHeadDim == 16   ? 4
+                                            : kHeadDim == 64 ? 8
+                                                             : 5.656854249492381f);
 
   // Bytes of shared memory. The bias of large forms does not fit: lanes read it from L1 and L2.
   static constexpr bool kSharedBias = kSharedBias_ && (kWindow < 12 || (kWindow == 12 && !kWide));
-  static constexpr int kBiasBytes = kSharedBias ? kRows * kRows * 4 : 0;
-  static constexpr int kMaskBytes = kRows * 16;
+  static constexpr int kBiasRow = kSharedBias ? kRows * 2 / 128 * 128 + 32 : 2 * kCells;
+  static constexpr int kBiasBytes = kSharedBias ? kRows * kBiasRow : 0;
   static constexpr int kRow = 2 * kHeadDim;
-  static constexpr int kMatrix = kRows * kRow;                // q, k or v of a window
-  static constexpr int kTeamBytes = 5 * kMatrix;              // q; k and v of two windows
-  static constexpr int kHeadBytes = kBiasBytes + kMaskBytes;  // of what all teams read
-  static constexpr int shared_bytes(int teams) { return kHeadBytes + teams * kTeamBytes; }
+  static constexpr int kMatrix = kRows * kRow;  // q, k or v of a window
+  static constexpr int kWindowBytes = 3 * kMatrix;
+  static constexpr int kStageBytes = kWindows * kWindowBytes;
+  static constexpr int kMaxStages = 3;          // more of them slow down the reads from DRAM
+  static constexpr int kBarriers = kRows * 16;  // behind the mask
+  // The stages begin at a multiple of 128 bytes: copies to other addresses read sectors twice.
+  static constexpr int kRing = (kBarriers + (2 * kMaxStages + 2) * 8 + 127) / 128 * 128;
+  static constexpr int shared_bytes(int stages, int heads) {
+    return kRing + stages * kStageBytes + heads * kBiasBytes;
+  }
 
   static_assert(kRows % kKeys == 0 && kKeys % 16 == 0);
 };
@@ -94,39 +107,174 @@ __device__ __forceinline__ const typename Config::T* head_bias(const WindowArgum
          static_cast<int64_t>(head) * Config::kCells * Config::kCells;
 }
 
-// sqrt(d) * bias of four keys, the first a multiple of 4. Keys beyond the window's cells have
-// -infinity.
+// The barriers of a block.
 template <typename Config>
-__device__ __forceinline__ float4 four_of_bias(const typename Config::T* bias, int row, int key) {
-  if constexpr (Config::kRows == Config::kCells) {
-    using Two = Packed<typename Config::T>;
-    const uint2 words = __ldg(reinterpret_cast<const uint2*>(bias + row * Config::kCells + key));
-    const float2 low = unpack(bits<Two>(words.x)), high = unpack(bits<Two>(words.y));
-    return make_float4(low.x * Config::kRoot, low.y * Config::kRoot, high.x * Config::kRoot,
-                       high.y * Config::kRoot);
-  } else {
-    const auto number = [&](int column) {
-      if (column >= Config::kCells) return -INFINITY;
-      return row < Config::kCells ? widen(bias[row * Config::kCells + column]) * Config::kRoot : 0;
-    };
-    return make_float4(number(key), number(key + 1), number(key + 2), number(key + 3));
+struct WindowBarriers {
+  uint64_t loaded[Config::kMaxStages];
+  uint64_t used[Config::kMaxStages];
+  uint64_t bias[2];  // that of the block's first head is there, and that of the second
+};
+
+// How blocks share the tiles. The heads form groups: g, g + groups, ... Block b has a part of group
+// b % groups, so that blocks that run together read the same cells.
+struct WindowShares {
+  int groups, parts;
+  int unit;   // tiles: all of a window, or one
+  int units;  // of a block; the first `rest` blocks of a group have one more
+  int rest;
+  int stride;      // windows from one of a block to its next
+  bool two_heads;  // whether a part may have tiles of two heads; it never has more
+
+  // tiles   of a window
+  // enough  tiles for a block
+  WindowShares(const WindowProblem& problem, int tiles, int enough, int multiprocessors) {
+    const int64_t all = problem.num_windows() * tiles, heads = problem.num_heads;
+    int64_t most = 0, of_group = 0;  // tiles of a block, of a group
+    for (int64_t joined = 1; heads % joined == 0; joined *= 2) {
+      const int64_t share =
+          std::min<int64_t>(multiprocessors * joined / heads, joined * all / enough);
+      if (joined > 1 && share < joined) break;
+      const int64_t fitting = std::max<int64_t>(share, 1);
+      const int64_t longest = (joined * all + fitting - 1) / fitting;
+      if (joined > 1 && longest * 20 > most * 19) continue;
+      most = longest;
+      of_group = joined * all;
+      groups = static_cast<int>(heads / joined);
+      parts = static_cast<int>(fitting);
+      two_heads = joined > 1;
+    }
+    // Blocks that share a window load it twice. It pays where whole windows would leave a block
+    // with a tenth more than its share.
+    const int64_t windows = of_group / tiles;
+    unit = (windows + parts - 1) / parts * parts * 10 > windows * 11 ? 1 : tiles;
+    units = static_cast<int>(of_group / unit / parts);
+    rest = static_cast<int>(of_group / unit % parts);
+    // Masked windows, which take longer, are neighbours. So each block has every parts-th window.
+    stride = unit == tiles && !two_heads ? parts : 1;
   }
-}
+};
 
-// What a lane has of sqrt(d) * bias for 16 rows and 16 keys: the accumulators of the first and the
-// second product with 8 keys.
+// A tile of the block.
 template <typename Config>
-__device__ __forceinline__ void fragment_of_bias(float4 (&products)[2],
-                                                 const typename Config::T* bias, int first_row,
-                                                 int first_key, int lane) {
-  const int row = first_row + lane / 4, key = first_key + lane % 4 * 4;
-  const float4 upper = four_of_bias<Config>(bias, row, key);
-  const float4 lower = four_of_bias<Config>(bias, row + 8, key);
-  products[0] = make_float4(upper.x, upper.y, lower.x, lower.y);
-  products[1] = make_float4(upper.z, upper.w, lower.z, lower.w);
+struct WindowTile {
+  Window window;
+  int number;  // of the window
+  int tile;    // of the window's
+  int head;
+  int turn = 0;    // of the head, among the block's two
+  int stage = 0;   // of the ring, where the window is
+  int parity = 0;  // of the phase in which it is loaded
+  int slot = 0;    // of the window in the stage
+
+  // The window's q, k and v in shared memory.
+  __device__ __forceinline__ char* matrices() const {
+    return dynamic_shared() + Config::kRing + stage * Config::kStageBytes +
+           slot * Config::kWindowBytes;
+  }
+
+  __device__ __forceinline__ void next_stage(int stages) {
+    if (++stage == stages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+
+  // The same tile `count` windows further.
+  __device__ __forceinline__ void next_window(const WindowMap& map, const WindowShares& shares,
+                                              int count) {
+    number += count;
+    if (number < map.windows) {
+      window = map.next(window, count);
+      return;
+    }
+    do {
+      number -= map.windows;
+      head += shares.groups;
+      ++turn;
+    } while (number >= map.windows);
+    window = map.window(number);
+  }
+};
+
+// The cell of a row of a window; -1 in the padding, and beyond the window's rows.
+template <typename Config>
+__device__ __forceinline__ int cell_of(const WindowMap& map, const Window& window, int row) {
+  return row < Config::kCells
+             ? static_cast<int>(map.cell(window, row / Config::kWindow, row % Config::kWindow))
+             : -1;
 }
 
-// One warp of a team: 16 query rows of each of the team's windows.
+// A lane of a warp that loads windows. It copies a chunk of some rows of q, k and v.
+template <typename Config>
+class WindowLoader {
+ public:
+  using T = typename Config::T;
+
+  __device__ __forceinline__ WindowLoader(const WindowMap& map, const WindowArguments& arguments,
+                                          int num_heads, int thread)
+      : map_(map),
+        arguments_(arguments),
+        channels_(num_heads * Config::kHeadDim),
+        chunk_(thread % kChunks),
+        first_row_(thread / kChunks) {
+#pragma unroll
+    for (int i = 0; i < kRounds; ++i) {
+      const int row = first_row_ + i * kRowStep;
+      offsets_[i] = row / Config::kWindow * map.width + row % Config::kWindow;
+    }
+  }
+
+  // Begins to copy the window of a tile.
+  __device__ __forceinline__ void begin(const WindowTile<Config>& at) const {
+    const int first_channel = at.head * Config::kHeadDim + chunk_ * 8;
+    const T* const qkv = static_cast<const T*>(arguments_.qkv) + first_channel;
+    const auto find = [&](int cell) { return qkv + static_cast<int64_t>(cell) * (3 * channels_); };
+    char* const target = at.matrices() + chunk_of<Config::kHeadDim>(first_row_, chunk_);
+    const Window& window = at.window;
+    if (window.row + Config::kWindow <= map_.height &&
+        window.column + Config::kWindow <= map_.width) {
+      const int first = (window.image * map_.height + window.row) * map_.width + window.column;
+#pragma unroll
+      for (int i = 0; i < kRounds; ++i) {
+        const bool read = first_row_ + i * kRowStep < Config::kCells;
+        copy_row(target, i, find(first + (read ? offsets_[i] : 0)), read);
+      }
+    } else {
+      const T* const padding = static_cast<const T*>(arguments_.padding) + first_channel;
+#pragma unroll 3
+      for (int i = 0; i < kRounds; ++i) {
+        const int row = first_row_ + i * kRowStep;
+        const int cell = cell_of<Config>(map_, window, row);
+        const bool pad = cell < 0 && row < Config::kCells && arguments_.padding != nullptr;
+        copy_row(target, i, pad ? padding : find(max(cell, 0)), pad || cell >= 0);
+      }
+    }
+  }
+
+ private:
+  static constexpr int kChunks = Config::kHeadDim / 8;
+  static constexpr int kRowStep = Config::kLoaders * 32 / kChunks;
+  static constexpr int kRounds = (Config::kRows + kRowStep - 1) / kRowStep;
+  static_assert(kRowStep % 16 == 0);  // so the chunk has the same place in all of a lane's rows
+
+  // Copies q, k and v of a row, or zeros.
+  __device__ __forceinline__ void copy_row(char* target, int round, const T* source,
+                                           bool read) const {
+    if (Config::kRows % kRowStep != 0 && first_row_ + round * kRowStep >= Config::kRows) return;
+    target += round * kRowStep * Config::kRow;
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+      copy_async(target + i * Config::kMatrix, source + i * channels_, read);
+    }
+  }
+
+  const WindowMap& map_;
+  const WindowArguments& arguments_;
+  const int channels_, chunk_, first_row_;
+  int offsets_[kRounds];  // of the rows' cells from the window's first, in cells
+};
+
+// A warp that attends.
 template <typename Config>
 class WindowWarp {
  public:
@@ -136,110 +284,70 @@ class WindowWarp {
   static constexpr float kSlack = 8;
   static constexpr float kLargestTotal = 1 << 25;  // more than the sum of finite weights in half
 
+  // biases  where those of the block's heads are in shared memory
   __device__ __forceinline__ WindowWarp(const WindowMap& map, const WindowArguments& arguments,
-                                        int num_heads, int head, int team, int warp,
-                                        float output_factor)
+                                        int num_heads, int biases, float output_factor)
       : map_(map),
         arguments_(arguments),
         channels_(num_heads * Config::kHeadDim),
-        head_(head),
-        first_row_(warp * 16),
+        biases_(biases),
         lane_(static_cast<int>(threadIdx.x) % 32),
-        output_factor_(output_factor),
-        team_(Config::kHeadBytes + team * Config::kTeamBytes) {}
+        output_factor_(output_factor) {}
 
-  // Begins to copy the warp's rows of q, and of k and v into one of two buffers.
-  __device__ __forceinline__ void begin_load(const Window& window, int buffer) {
-    const int lane = no_hoist(lane_);  // registers are for attend()
-    constexpr int kChunks = Config::kHeadDim / 8;
-    const int own_row = first_row_ + lane % 16;
-    const int inner_row = own_row / Config::kWindow, inner_column = own_row % Config::kWindow;
-    next_cell_ = own_row < Config::kCells
-                     ? static_cast<int>(map_.cell(window, inner_row, inner_column))
-                     : kNoCell;
-    next_borders_ = (window.row_split < Config::kWindow ? 2 : 0) +
-                    (window.column_split < Config::kWindow ? 1 : 0);
-
-    const int chunk = lane % kChunks;
-    const T* const qkv = head_of(arguments_.qkv) + chunk * 8;
-    const T* const padding = head_of(arguments_.padding) + chunk * 8;
-    char* const key_values = team() + (1 + 2 * buffer) * Config::kMatrix;
-#pragma unroll
-    for (int i = 0; i < 16; i += 32 / kChunks) {
-      const int cell = __shfl_sync(kFullMask, next_cell_, i + lane / kChunks);
-      const bool read = cell >= 0 || (cell == kPadding && arguments_.padding != nullptr);
-      const T* const source =
-          cell == kPadding && read ? padding : at(qkv, max(cell, 0), 3 * channels_);
-      const int place = chunk_of<Config::kHeadDim>(first_row_ + i + lane / kChunks, chunk);
-      copy_async(team() + place, source, read);
-      copy_async(key_values + place, source + channels_, read);
-      copy_async(key_values + Config::kMatrix + place, source + 2 * channels_, read);
-    }
-  }
-
-  // Turns to the window that was loaded last: reads the warp's queries, so that the next window's
-  // can be copied over them.
-  __device__ __forceinline__ void begin_window() {
-    cell_ = next_cell_;
-    borders_ = next_borders_;
-#pragma unroll
-    for (int depth = 0; depth < kDepth; ++depth) {
-      load_matrices(query_[depth],
-                    team() + first_row_ * Config::kRow +
-                        chunk_of<Config::kHeadDim>(lane_ % 16, 2 * depth + lane_ / 16));
-    }
-  }
-
-  // Attends in a window whose keys and values are in a buffer, and writes the result.
-  __device__ __forceinline__ void attend(int buffer) {
-    const char* const keys = team() + (1 + 2 * buffer) * Config::kMatrix;
+  // Attends in a tile, and writes the result.
+  __device__ __forceinline__ void attend(const WindowTile<Config>& at) {
+    head_ = at.head;
+    bias_ = biases_ + at.turn * Config::kBiasBytes;
+    const char* const queries = at.matrices();
+    const char* const keys = queries + Config::kMatrix;
     const char* const values = keys + Config::kMatrix;
+    const int borders = (map_.row_split(at.window) < Config::kWindow ? 2 : 0) +
+                        (map_.column_split(at.window) < Config::kWindow ? 1 : 0);
     Rows rows;
-    if (borders_ == 0) {
+    rows.first = at.tile * 16;
+    read_queries(rows, queries);
+    if (borders == 0) {
       add_keys<false>(keys, values, rows);
     } else {
+      read_query_mask(rows, borders);
       add_keys<true>(keys, values, rows);
     }
     const bool fits = rows.total[0] < kLargestTotal && rows.total[2] < kLargestTotal;
-    if (__any_sync(kFullMask, !fits)) add_any_keys(keys, values, rows);
+    if (__any_sync(kFullMask, !fits)) {
+      read_query_mask(rows, borders);
+      add_any_keys(keys, values, rows);
+    }
+    const int cell = cell_of<Config>(map_, at.window, rows.first + lane_ % 16);
     if (output_factor_ == 0) {
-      write<T>(rows, 1.0f);
+      write<T>(rows, cell, 1.0f);
     } else {
-      write<int8_t>(rows, output_factor_);
+      write<int8_t>(rows, cell, output_factor_);
     }
   }
 
  private:
-  // What a lane has of its two rows: bounds of the logits in units of log2, and the sums of the
-  // weights and of weights * v.
+  // What a lane has of the tile. Two rows are its own: `first` + lane / 4, and 8 further.
   struct Rows {
-    float bound[2] = {-1e30f, -1e30f};  // not -infinity, which a logit may be
-    float total[4] = {};
-    float sums[2 * kDepth][4] = {};
+    int first;
+    uint32_t query[kDepth][4];
+    uint32_t mask[2];                   // the mask's first factor
+    float bound[2] = {-1e30f, -1e30f};  // of the logits; not -infinity, which a logit may be
+    float total[4] = {};                // the sums of the weights
+    float sums[2 * kDepth][4] = {};     // of weights * v
   };
 
-  // Values of next_cell_ and cell_ that are no cell: in the padding, or beyond the window's rows.
-  static constexpr int kPadding = -1, kNoCell = -2;
-
-  // The first of the lane's two rows; the second is 8 further.
-  __device__ __forceinline__ int row() const { return first_row_ + lane_ / 4; }
-
-  __device__ __forceinline__ char* team() const { return dynamic_shared() + team_; }
-
-  // Sets the bounds by the keys of the warp's own cells, which no mask hides entirely. Then adds up
+  // Sets the bounds by the keys of the tile's own cells, which no mask hides entirely. Then adds up
   // all keys.
   template <bool kMasked>
   __device__ __forceinline__ void add_keys(const char* keys, const char* values, Rows& rows) const {
-    uint32_t mask[2];
-    read_query_mask(mask);
     float own[2][4];
-    make_logits<kMasked>(own, keys, first_row_, mask);
+    make_logits<kMasked, false>(own, keys, rows.first, rows);
 #pragma unroll
     for (int half = 0; half < 2; ++half) rows.bound[half] = bound_of(own, half, rows.bound[half]);
-#pragma unroll Config::kUnrolled
+#pragma unroll kMasked ? 1 : Config::kUnrolled
     for (int key = 0; key < Config::kRows; key += Config::kKeys) {
       float logits[2 * kPairs][4];
-      make_logits<kMasked>(logits, keys, key, mask);
+      make_logits<kMasked, true>(logits, keys, key, rows);
       add_values(logits, values, key, rows);
     }
   }
@@ -247,70 +355,103 @@ class WindowWarp {
   // The same for any logits: raises the bounds in every step.
   __device__ __forceinline__ void add_any_keys(const char* keys, const char* values,
                                                Rows& rows) const {
-    uint32_t mask[2];
-    read_query_mask(mask);
-    rows = Rows();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) rows.bound[half] = -1e30f;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      rows.total[i] = 0;
+#pragma unroll
+      for (int j = 0; j < 2 * kDepth; ++j) rows.sums[j][i] = 0;
+    }
 #pragma unroll 1
     for (int key = 0; key < Config::kRows; key += Config::kKeys) {
       float logits[2 * kPairs][4];
-      make_logits<true>(logits, keys, key, mask);
+      make_logits<true, false>(logits, keys, key, rows);
       raise_bounds(logits, rows);
       add_values(logits, values, key, rows);
     }
   }
 
-  // logits = q k^T + sqrt(d) * (bias + mask)
-  template <bool kMasked, int kTwice>
+  // The logits of some keys, minus the bounds if `kRelative`.
+  template <bool kMasked, bool kRelative, int kTwice>
   __device__ __forceinline__ void make_logits(float (&logits)[kTwice][4], const char* keys,
-                                              int first_key,
-                                              const uint32_t (&query_mask)[2]) const {
+                                              int first_key, const Rows& rows) const {
     const int lane_key = key_of(lane_ / 16, lane_ % 8);
 #pragma unroll
     for (int pair = 0; pair < kTwice / 2; ++pair) {
       const int key = first_key + 16 * pair;
-      read_bias(logits[2 * pair], logits[2 * pair + 1], key);
+      read_bias<kRelative>(logits[2 * pair], logits[2 * pair + 1], key, rows);
       if constexpr (kMasked) {
         const uint32_t* const key_mask =
-            reinterpret_cast<const uint32_t*>(dynamic_shared() + Config::kBiasBytes) + lane_;
-        multiply_accumulate<T>(logits[2 * pair], query_mask, key_mask[key * 4]);
-        multiply_accumulate<T>(logits[2 * pair + 1], query_mask, key_mask[(key + 8) * 4]);
+            reinterpret_cast<const uint32_t*>(dynamic_shared()) + lane_;
+        multiply_accumulate<T>(logits[2 * pair], rows.mask, key_mask[key * 4]);
+        multiply_accumulate<T>(logits[2 * pair + 1], rows.mask, key_mask[(key + 8) * 4]);
       }
 #pragma unroll
       for (int depth = 0; depth < kDepth; ++depth) {
         uint32_t words[4];
         load_matrices(words, keys + key * Config::kRow +
                                  chunk_of<Config::kHeadDim>(lane_key, 2 * depth + lane_ / 8 % 2));
-        multiply_accumulate<T>(logits[2 * pair], query_[depth], words[0], words[1]);
-        multiply_accumulate<T>(logits[2 * pair + 1], query_[depth], words[2], words[3]);
+        multiply_accumulate<T>(logits[2 * pair], rows.query[depth], words[0], words[1]);
+        multiply_accumulate<T>(logits[2 * pair + 1], rows.query[depth], words[2], words[3]);
       }
     }
   }
 
-  // The mask's first factor for the warp's rows. Channels 0 to 3 are the regions, and so are 4 to
-  // 7: one where the row's query does not see the region, else zero.
-  __device__ __forceinline__ void read_query_mask(uint32_t (&words)[2]) const {
-    const int region = lane_ % 2 * 2;
+  // Reads the queries, multiplied by kScale and rounded to T.
+  __device__ __forceinline__ void read_queries(Rows& rows, const char* queries) const {
+    // kScale as a sum of two numbers of type T, so that only the products are rounded.
+    constexpr float scale = Config::kScale;
+    const float rounded = widen(narrow<T>(scale));
+    const auto high = bits<Packed<T>>(pack<T>(rounded, rounded));
+    const auto low = bits<Packed<T>>(pack<T>(scale - rounded, scale - rounded));
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int own = region_of_cell<Config>(map_, row() + 8 * half);
-      words[half] = pack<T>(((own ^ region) & borders_) != 0 ? 1.0f : 0.0f,
-                            ((own ^ (region + 1)) & borders_) != 0 ? 1.0f : 0.0f);
+    for (int depth = 0; depth < kDepth; ++depth) {
+      load_matrices(rows.query[depth],
+                    queries + rows.first * Config::kRow +
+                        chunk_of<Config::kHeadDim>(lane_ % 16, 2 * depth + lane_ / 16));
+#pragma unroll
+      for (uint32_t& word : rows.query[depth]) {
+        const auto pair = bits<Packed<T>>(word);
+        word = bits<uint32_t>(multiply_add_pairs(pair, high, multiply_pairs(pair, low)));
+      }
     }
   }
 
-  // Reads sqrt(d) * bias of 16 keys.
-  __device__ __forceinline__ void read_bias(float (&first)[4], float (&second)[4], int key) const {
-    float4 two[2];
-    if constexpr (Config::kSharedBias) {
-      const float4* const source = reinterpret_cast<const float4*>(dynamic_shared()) +
-                                   (first_row_ / 16 * Config::kRows + key) * 4 + lane_;
-      two[0] = source[0];
-      two[1] = source[32];
-    } else {
-      fragment_of_bias<Config>(two, head_bias<Config>(arguments_, head_), first_row_, key, lane_);
+  // The mask's first factor. Channels 0 to 3 are the regions, and so are 4 to 7: one where the
+  // row's query does not see the region, else zero.
+  //
+  // borders  bits of the axes along which the window has several regions
+  __device__ __forceinline__ void read_query_mask(Rows& rows, int borders) const {
+    const int region = lane_ % 2 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int own = region_of_cell<Config>(map_, rows.first + lane_ / 4 + 8 * half);
+      rows.mask[half] = pack<T>(((own ^ region) & borders) != 0 ? 1.0f : 0.0f,
+                                ((own ^ (region + 1)) & borders) != 0 ? 1.0f : 0.0f);
     }
-    first[0] = two[0].x, first[1] = two[0].y, first[2] = two[0].z, first[3] = two[0].w;
-    second[0] = two[1].x, second[1] = two[1].y, second[2] = two[1].z, second[3] = two[1].w;
+  }
+
+  // log2(e) * bias of 16 keys, minus the bounds if `kRelative`.
+  template <bool kRelative>
+  __device__ __forceinline__ void read_bias(float (&first)[4], float (&second)[4], int key,
+                                            const Rows& rows) const {
+    const char* const source =
+        (Config::kSharedBias
+             ? dynamic_shared() + bias_
+             : reinterpret_cast<const char*>(head_bias<Config>(arguments_, head_))) +
+        (rows.first + lane_ / 4) * Config::kBiasRow + (key + lane_ % 4 * 4) * 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const auto* const four = reinterpret_cast<const uint2*>(source + half * 8 * Config::kBiasRow);
+      const uint2 words = Config::kSharedBias ? *four : __ldg(four);
+      const float2 low = unpack(bits<Packed<T>>(words.x)), high = unpack(bits<Packed<T>>(words.y));
+      const float minus = kRelative ? -rows.bound[half] : 0;
+      first[2 * half] = fmaf(low.x, kLog2E, minus);
+      first[2 * half + 1] = fmaf(low.y, kLog2E, minus);
+      second[2 * half] = fmaf(high.x, kLog2E, minus);
+      second[2 * half + 1] = fmaf(high.y, kLog2E, minus);
+    }
   }
 
   // Returns the bound of a row, raised if a logit exceeds it. The weight of the largest logit is
@@ -323,13 +464,13 @@ class WindowWarp {
     for (int i = 0; i < kTwice; ++i) {
       most = fmaxf(most, fmaxf(logits[i][2 * half], logits[i][2 * half + 1]));
     }
-    most = max_over_group(most, 4) * Config::kScale;  // over the lanes that share a row
+    most = max_over_group(most, 4);  // over the lanes that share a row
     return most > bound ? most + kSlack : bound;
   }
 
-  // Raises bounds that the logits exceed, and scales what the rows have added up.
-  __device__ __forceinline__ void raise_bounds(const float (&logits)[2 * kPairs][4],
-                                               Rows& rows) const {
+  // Raises bounds that the logits exceed, and scales what the rows have added up. Subtracts the
+  // bounds from the logits.
+  __device__ __forceinline__ void raise_bounds(float (&logits)[2 * kPairs][4], Rows& rows) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float bound = bound_of(logits, half, rows.bound[half]);
@@ -341,10 +482,15 @@ class WindowWarp {
         rows.sums[i][2 * half] *= fade;
         rows.sums[i][2 * half + 1] *= fade;
       }
+#pragma unroll
+      for (int i = 0; i < 2 * kPairs; ++i) {
+        logits[i][2 * half] -= bound;
+        logits[i][2 * half + 1] -= bound;
+      }
     }
   }
 
-  // Logits become weights, relative to the bounds. sums += weights * v, total += weights * 1: a
+  // Logits, minus the bounds, become weights. sums += weights * v, total += weights * 1: a
   // product on tensor cores adds up the rounded weights, over all lanes that share a row.
   __device__ __forceinline__ void add_values(const float (&logits)[2 * kPairs][4],
                                              const char* values, int first_key, Rows& rows) const {
@@ -355,10 +501,8 @@ class WindowWarp {
       uint32_t weights[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float(&four)[4] = logits[2 * pair + i / 2];
-        const int half = i % 2;
-        weights[i] = pack<T>(exp2_approx(four[2 * half] * Config::kScale - rows.bound[half]),
-                             exp2_approx(four[2 * half + 1] * Config::kScale - rows.bound[half]));
+        const float* const two = &logits[2 * pair + i / 2][i % 2 * 2];
+        weights[i] = pack<T>(exp2_approx(two[0]), exp2_approx(two[1]));
       }
       multiply_accumulate<T>(rows.total, weights, ones, ones);
 #pragma unroll
@@ -373,18 +517,18 @@ class WindowWarp {
   }
 
   // Divides by the sum of the weights and multiplies by `factor`. Two lanes exchange numbers, so
-  // that each stores four neighbours.
+  // that each stores four neighbours. own_cell: of row lane % 16 of the tile.
   template <typename Result>
-  __device__ __forceinline__ void write(const Rows& rows, float factor) const {
-    const int lane = no_hoist(lane_);
+  __device__ __forceinline__ void write(const Rows& rows, int own_cell, float factor) const {
+    const auto lane = static_cast<unsigned>(no_hoist(lane_));
     const bool odd = lane % 2 == 1;
     Result* const output = static_cast<Result*>(arguments_.output) + head_ * Config::kHeadDim +
                            lane % 4 / 2 * 4 + (odd ? 8 : 0);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float scale = __fdividef(1.0f, rows.total[2 * half]) * factor;
-      const int cell = __shfl_sync(kFullMask, cell_, lane / 4 + 8 * half);
-      Result* const address = at(output, max(cell, 0), channels_);
+      const float scale = reciprocal_approx(rows.total[2 * half]) * factor;
+      const int cell = __shfl_sync(kFullMask, own_cell, lane / 4 + 8 * half);
+      Result* const address = output + static_cast<int64_t>(max(cell, 0)) * channels_;
 #pragma unroll
       for (int depth = 0; depth < kDepth; ++depth) {
         const auto number = [&](int i) {
@@ -406,95 +550,130 @@ class WindowWarp {
     }
   }
 
-  // A cell's place in a tensor of cells.
-  template <typename P>
-  static __device__ __forceinline__ P* at(P* first, int cell, int stride) {
-    return first + static_cast<int64_t>(cell) * stride;
-  }
-  // The head's first channel of a tensor of cells.
-  __device__ __forceinline__ const T* head_of(const void* tensor) const {
-    return static_cast<const T*>(tensor) + head_ * Config::kHeadDim;
-  }
-
   const WindowMap& map_;
   const WindowArguments& arguments_;
-  const int channels_, head_, first_row_, lane_;
+  const int channels_, biases_, lane_;
   const float output_factor_;  // 1 / output_scale; 0: the result has type T
-  const int team_;             // where the team's shared memory begins
-  int next_cell_, cell_;       // of row lane % 16 of the window loaded last, and of the one at work
-  int next_borders_, borders_;  // bits of the axes along which those have several regions
-  uint32_t query_[kDepth][4];
+  int head_;                   // of the tile
+  int bias_;                   // where the head's is in shared memory
 };
 
-// Writes a head's bias to shared memory: fragment_of_bias() of each 16 rows and 16 keys, row by
-// row.
+// Loads a head's bias into shared memory, then arrives. The threads that attend call.
 template <typename Config>
-__device__ __forceinline__ void load_bias(char* shared, const typename Config::T* bias) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll 3
-  for (int i = static_cast<int>(threadIdx.x) / 32; i < Config::kWarps * Config::kWarps;
-       i += static_cast<int>(blockDim.x) / 32) {
-    float4 products[2];
-    fragment_of_bias<Config>(products, bias, i / Config::kWarps * 16, i % Config::kWarps * 16,
-                             lane);
-    float4* const target = reinterpret_cast<float4*>(shared) + i * 64 + lane;
-    target[0] = products[0];
-    target[32] = products[1];
+__device__ __forceinline__ void load_bias(char* shared, const typename Config::T* bias,
+                                          uint64_t* barrier) {
+  using T = typename Config::T;
+  constexpr int kThreads = Config::kWarps * 32;
+  if constexpr (Config::kRows == Config::kCells) {
+    constexpr int kChunks = Config::kRows / 8;
+    for (int i = static_cast<int>(threadIdx.x); i < Config::kRows * kChunks; i += kThreads) {
+      copy_async(shared + i / kChunks * Config::kBiasRow + i % kChunks * 16, bias + i * 8, true);
+    }
+    arrive_after_copies(barrier);
+  } else {
+    for (int i = static_cast<int>(threadIdx.x); i < Config::kRows * Config::kRows; i += kThreads) {
+      const int row = i / Config::kRows, key = i % Config::kRows;
+      T number = narrow<T>(key < Config::kCells ? 0 : -INFINITY);
+      if (row < Config::kCells && key < Config::kCells) number = bias[row * Config::kCells + key];
+      reinterpret_cast<T*>(shared + row * Config::kBiasRow)[key] = number;
+    }
+    arrive(barrier);
   }
 }
 
 // Writes the mask's second factor for all keys. The two channels of a key's region add up to
-// sqrt(d) * kWindowMask: the first has its rounding to T, the second has the remainder.
+// log2(e) * kWindowMask: the first has its rounding to T, the second has the remainder.
 template <typename Config>
 __device__ __forceinline__ void make_mask(char* shared, const WindowMap& map) {
   using T = typename Config::T;
   for (int i = static_cast<int>(threadIdx.x); i < Config::kRows * 4;
        i += static_cast<int>(blockDim.x)) {
     const int key = i / 64 * 16 + key_of(i / 32 % 2, i / 4 % 8), channel = i % 4 * 2;
-    const float rounded = widen(narrow<T>(kWindowMask * Config::kRoot));
-    const float part = channel < 4 ? rounded : kWindowMask * Config::kRoot - rounded;
+    const float rounded = widen(narrow<T>(kWindowMask * kLog2E));
+    const float part = channel < 4 ? rounded : kWindowMask * kLog2E - rounded;
     const int region = region_of_cell<Config>(map, key);
     reinterpret_cast<uint32_t*>(shared)[i] =
         pack<T>(region == channel % 4 ? part : 0.0f, region == channel % 4 + 1 ? part : 0.0f);
   }
 }
 
-// The grid has `slices` blocks for each head; block b serves head b % heads.
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     window_tensor_core_kernel(const __grid_constant__ WindowMap map,
-                              const __grid_constant__ WindowArguments arguments, int num_heads,
-                              int slices, float output_factor) {
+                              const __grid_constant__ WindowArguments arguments,
+                              const __grid_constant__ WindowShares shares, int num_heads,
+                              int stages, float output_factor) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-  constexpr int kTeamThreads = Config::kWarps * 32;
   char* const shared = dynamic_shared();
-  const int head = static_cast<int>(blockIdx.x) % num_heads;
-  const int slice = static_cast<int>(blockIdx.x) / num_heads;
-  const int64_t windows = map.windows;
-  const int end = static_cast<int>(windows * (slice + 1) / slices);
-  const int teams = static_cast<int>(blockDim.x) / kTeamThreads;
-  const int team = static_cast<int>(threadIdx.x) / kTeamThreads;
-  const int warp = static_cast<int>(threadIdx.x) / 32 % Config::kWarps;
+  auto* const barriers = reinterpret_cast<WindowBarriers<Config>*>(shared + Config::kBarriers);
+  const int thread = static_cast<int>(threadIdx.x), block = static_cast<int>(blockIdx.x);
+  const int warp = __shfl_sync(kFullMask, thread / 32, 0);
+  if (thread < stages) {
+    init_barrier(&barriers->loaded[thread], Config::kLoaders * 32);
+    init_barrier(&barriers->used[thread], Config::kWarps);
+  }
+  if (thread < 2) init_barrier(&barriers->bias[thread], Config::kWarps * 32);
+  make_mask<Config>(shared, map);  // add_any_keys() reads it without shift too
+  __syncthreads();
+
+  const int part = divide(block, shares.groups), group = block - part * shares.groups;
+  const int count = (shares.units + (part < shares.rest ? 1 : 0)) * shares.unit;
+  const int first_unit = shares.stride > 1 ? part : part * shares.units + min(part, shares.rest);
+  const int begin = first_unit * shares.unit;
+  const int before = divide(begin / Config::kTiles, map.windows);  // heads of the group
+  const int biases = Config::kRing + stages * Config::kStageBytes;
+  WindowTile<Config> at;
+  at.number = begin / Config::kTiles - before * map.windows;
+  at.window = map.window(at.number);
+  at.tile = begin % Config::kTiles;
+  at.head = group + before * shares.groups;
+  int left = at.tile + count;  // tiles, with those of another block in the first window
 
   begin_next_kernel();
   wait_for_last_kernel();
-  WindowWarp<Config> worker(map, arguments, num_heads, head, team, warp, output_factor);
-  int number = static_cast<int>(windows * slice / slices) + team;
-  Window window = map.window(number);
-  if (number < end) worker.begin_load(window, 0);
-  if constexpr (Config::kSharedBias) load_bias<Config>(shared, head_bias<Config>(arguments, head));
-  make_mask<Config>(shared + Config::kBiasBytes, map);  // add_any_keys() reads it without shift too
-  wait_for_copies();
-  __syncthreads();
-  for (int buffer = 0; number < end; buffer ^= 1) {
-    worker.begin_window();
-    __syncwarp();
-    number += teams;
-    window = map.next(window, teams);
-    if (number < end) worker.begin_load(window, buffer ^ 1);
-    worker.attend(buffer);
+  if (warp < Config::kWarps) {
+    if constexpr (Config::kSharedBias) {
+      const bool two_heads = count > (map.windows - at.number) * Config::kTiles - at.tile;
+      for (int i = 0; i < (two_heads ? 2 : 1); ++i) {
+        load_bias<Config>(shared + biases + i * Config::kBiasBytes,
+                          head_bias<Config>(arguments, at.head + i * shares.groups),
+                          &barriers->bias[i]);
+      }
+    }
+    WindowWarp<Config> worker(map, arguments, num_heads, biases, output_factor);
+    int first = 0, reached = 0;  // windows of the block: the first of the stage, and that of `at`
+    for (int tile = at.tile + warp; left > 0; left -= Config::kStageTiles) {
+      wait_for_phase(&barriers->loaded[at.stage], at.parity);
+      for (; tile < min(left, Config::kStageTiles); tile += Config::kWarps) {
+        at.slot = Config::kWindows == 1 ? 0 : tile / Config::kTiles;
+        at.tile = tile - at.slot * Config::kTiles;
+        if (first + at.slot > reached) {
+          at.next_window(map, shares, (first + at.slot - reached) * shares.stride);
+          reached = first + at.slot;
+        }
+        if constexpr (Config::kSharedBias) wait_for_phase(&barriers->bias[at.turn], 0);
+        worker.attend(at);
+      }
+      __syncwarp();
+      // A warp without a tile arrives too. Else the ring could lap a slow warp, which would miss
+      // the phase of its window and wait for one that never ends.
+      if (thread % 32 == 0) arrive(&barriers->used[at.stage]);
+      tile -= Config::kStageTiles;
+      first += Config::kWindows;
+      at.next_stage(stages);
+    }
+  } else {
+    const WindowLoader<Config> loader(map, arguments, num_heads, thread - Config::kWarps * 32);
+    for (; left > 0; left -= Config::kStageTiles) {
+      wait_for_phase(&barriers->used[at.stage], at.parity ^ 1);
+      for (at.slot = 0; at.slot < Config::kWindows && at.slot * Config::kTiles < left; ++at.slot) {
+        loader.begin(at);
+        at.next_window(map, shares, shares.stride);
+      }
+      arrive_after_copies(&barriers->loaded[at.stage]);
+      at.next_stage(stages);
+    }
     wait_for_copies();
-    sync_some(1 + team, kTeamThreads);
   }
 #endif
 }
@@ -509,25 +688,22 @@ cudaError_t launch_window_tensor_core(const WindowProblem& problem,
   }
   if (status == cudaSuccess) status = get_attribute(cudaDevAttrComputeCapabilityMajor, major);
   if (status != cudaSuccess) return status;
-  const int64_t windows = problem.num_windows();
-  const int fitting = (shared_limit - Config::kHeadBytes) / Config::kTeamBytes;
-  const int teams = static_cast<int>(std::min<int64_t>({Config::kTeams, fitting, windows}));
+  const WindowShares shares(problem, Config::kTiles, Config::kWarps, multiprocessors);
+  const int heads = shares.two_heads ? 2 : 1;
+  const int fitting = (shared_limit - Config::shared_bytes(0, heads)) / Config::kStageBytes;
   if (major < 8 || fitting < 1) return cudaErrorNotSupported;
 
-  // A block for each multiprocessor, but none without a window for each team.
-  const int64_t slices =
-      std::clamp<int64_t>(multiprocessors / problem.num_heads, 1, (windows + teams - 1) / teams);
+  const int stages = std::min(fitting, Config::kMaxStages);
   const auto kernel = window_tensor_core_kernel<Config>;
-  const int shared_bytes = Config::shared_bytes(teams);
+  const int shared_bytes = Config::shared_bytes(stages, heads);
   status = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                 cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (status != cudaSuccess) return status;
-  cudaLaunchConfig_t config = launch_config(dim3(static_cast<unsigned>(slices * problem.num_heads)),
-                                            teams * Config::kWarps * 32, stream);
+  cudaLaunchConfig_t config = launch_config(
+      dim3(static_cast<unsigned>(shares.groups * shares.parts)), Config::kThreads, stream);
   config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
-  return launch_early(config, kernel, WindowMap(problem), arguments,
-                      static_cast<int>(problem.num_heads), static_cast<int>(slices),
-                      problem.output_factor());
+  return launch_early(config, kernel, WindowMap(problem), arguments, shares,
+                      static_cast<int>(problem.num_heads), stages, problem.output_factor());
 }
 
 // Runs a problem that can_run(). cudaErrorNotSupported: this GPU cannot.
@@ -540,7 +716,7 @@ cudaError_t run_window_tensor_core(const WindowProblem& problem, const WindowArg
       using Config = WindowConfig<T, kWindow, kHeadDim>;
       const cudaError_t status = launch_window_tensor_core<Config>(problem, arguments, stream);
       // Blocks of compute capability 8.6, 8.9 and 12.0 have 99 KB.
-      if constexpr (Config::kSharedBias && Config::shared_bytes(1) > 99 * 1024) {
+      if constexpr (Config::kSharedBias && Config::shared_bytes(1, 2) > 99 * 1024) {
         if (status == cudaErrorNotSupported) {
           using Lean = WindowConfig<T, kWindow, kHeadDim, false>;
           return launch_window_tensor_core<Lean>(problem, arguments, stream);

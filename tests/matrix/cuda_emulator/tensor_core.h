@@ -86,4 +86,45 @@ inline void load_matrices(uint32_t (&words)[4], const char* shared, bool transpo
       site);
 }
 
+inline uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(static_cast<const char*>(pointer) - dynamic_shared());
+}
+
+// An mbarrier. Bytes are those that TMA has yet to copy.
+struct Barrier {
+  uint64_t threads : 12, pending : 12, phase : 1;
+  int64_t bytes : 39;
+};
+
+inline void init_barrier(uint64_t* memory, int threads) {
+  Barrier barrier{};
+  barrier.threads = barrier.pending = threads;
+  std::memcpy(memory, &barrier, sizeof(barrier));
+}
+
+inline void change(uint64_t* memory, int threads, int bytes) {
+  Barrier barrier;
+  std::memcpy(&barrier, memory, sizeof(barrier));
+  if (barrier.pending < static_cast<unsigned>(threads))
+    fail("more arrivals than threads at a barrier");
+  barrier.pending -= threads;
+  barrier.bytes += bytes;
+  if (barrier.pending == 0 && barrier.bytes == 0)
+    barrier.phase ^= 1, barrier.pending = barrier.threads;
+  std::memcpy(memory, &barrier, sizeof(barrier));
+}
+
+inline void arrive(uint64_t* memory, int bytes) { change(memory, 1, bytes); }
+
+inline void wait_for_phase(uint64_t* memory, int parity, Site site = here()) {
+  for (int tries = 0; tries < 100000; ++tries) {
+    Barrier barrier;
+    std::memcpy(&barrier, memory, sizeof(barrier));
+    if (barrier.phase != static_cast<unsigned>(parity)) return;
+    yield();
+  }
+  fail("waits for ever at a barrier (%s:%d): byte %u", file_name(site), site.line,
+       shared_address(memory));
+}
+
 }  // namespace emulator
