@@ -608,11 +608,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   auto* const barriers = reinterpret_cast<WindowBarriers<Config>*>(shared + Config::kBarriers);
   const int thread = static_cast<int>(threadIdx.x), block = static_cast<int>(blockIdx.x);
   const int warp = __shfl_sync(kFullMask, thread / 32, 0);
-  if (thread < stages) {
-    init_barrier(&barriers->loaded[thread], Config::kLoaders * 32);
-    init_barrier(&barriers->used[thread], Config::kWarps);
+  if (thread == 0) {
+    for (int i = 0; i < stages; ++i) {
+      init_barrier(&barriers->loaded[i], Config::kLoaders * 32);
+      init_barrier(&barriers->used[i], Config::kWarps);
+    }
+    for (uint64_t& barrier : barriers->bias) init_barrier(&barrier, Config::kWarps * 32);
   }
-  if (thread < 2) init_barrier(&barriers->bias[thread], Config::kWarps * 32);
   make_mask<Config>(shared, map);  // add_any_keys() reads it without shift too
   __syncthreads();
 
