@@ -351,6 +351,11 @@ void yield() {
   change_thread();
 }
 
+void come_late() {
+  if (draw() % 512 != 1) return;
+  for (int i = 0; i < 8; ++i) yield();
+}
+
 int lane() { return current % kWarp; }
 int warp() { return current / kWarp; }
 

@@ -87,6 +87,9 @@ void wait_for_copies();
 // Lets all other threads run that can.
 void yield();
 
+// Where the order is drawn, some threads come late: the others run until none can, eight times.
+void come_late();
+
 // Number of the calling thread in its warp, and of the warp in its block.
 int lane();
 int warp();

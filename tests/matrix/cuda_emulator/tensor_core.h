@@ -116,7 +116,9 @@ inline void change(uint64_t* memory, int threads, int bytes) {
 
 inline void arrive(uint64_t* memory, int bytes) { change(memory, 1, bytes); }
 
+// A thread that comes after the end of the next phase, too, waits for ever.
 inline void wait_for_phase(uint64_t* memory, int parity, Site site = here()) {
+  come_late();
   for (int tries = 0; tries < 100000; ++tries) {
     Barrier barrier;
     std::memcpy(&barrier, memory, sizeof(barrier));
