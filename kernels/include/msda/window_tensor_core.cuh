@@ -675,8 +675,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       arrive_after_copies(&barriers->loaded[at.stage]);
       at.next_stage(stages);
     }
-    wait_for_copies();
   }
+  wait_for_copies();  // A warp without a tile may come here before its part of the bias is loaded.
 #endif
 }
 
