@@ -10,6 +10,7 @@
 //   - a barrier, shuffle or vote that a thread of the block or mask does not reach, or reaches with
 //     another mask or at another line;
 //   - a shuffle from a lane that does not take part;
+//   - waiting for a phase of a barrier in shared memory after the next phase has ended too;
 //   - reading or writing outside of a GuardedTensor (guarded.h), or writing to an input;
 //   - with the compiler's traps on (compile_for_cpu.py): a misaligned address, an index outside of
 //     an array in registers or static shared memory, integer overflow, a shift too far;
