@@ -326,14 +326,18 @@ class WindowWarp {
   }
 
  private:
-  // What a lane has of the tile. Two rows are its own: `first` + lane / 4, and 8 further.
-  struct Rows {
-    int first;
-    uint32_t query[kDepth][4];
-    uint32_t mask[2];                   // the mask's first factor
+  // What a lane adds up for two rows of the tile.
+  struct Sums {
     float bound[2] = {-1e30f, -1e30f};  // of the logits; not -infinity, which a logit may be
     float total[4] = {};                // the sums of the weights
     float sums[2 * kDepth][4] = {};     // of weights * v
+  };
+
+  // What a lane has of the tile. Its two rows are `first` + lane / 4, and 8 further.
+  struct Rows : Sums {
+    int first;
+    uint32_t query[kDepth][4];
+    uint32_t mask[2];  // the mask's first factor
   };
 
   // Sets the bounds by the keys of the tile's own cells, which no mask hides entirely. Then adds up
@@ -355,14 +359,7 @@ class WindowWarp {
   // The same for any logits: raises the bounds in every step.
   __device__ __forceinline__ void add_any_keys(const char* keys, const char* values,
                                                Rows& rows) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) rows.bound[half] = -1e30f;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      rows.total[i] = 0;
-#pragma unroll
-      for (int j = 0; j < 2 * kDepth; ++j) rows.sums[j][i] = 0;
-    }
+    static_cast<Sums&>(rows) = Sums();
 #pragma unroll 1
     for (int key = 0; key < Config::kRows; key += Config::kKeys) {
       float logits[2 * kPairs][4];

@@ -252,7 +252,6 @@ inline float __uint_as_float(unsigned x) { return emulator::bits<float>(x); }
 inline unsigned __float_as_uint(float x) { return emulator::bits<unsigned>(x); }
 
 inline float __fmul_rn(float a, float b) { return a * b; }
-inline float __fdividef(float a, float b) { return a / b; }
 inline double __dmul_rn(double a, double b) { return a * b; }
 inline float __saturatef(float x) { return std::fmin(std::fmax(x, 0.0f), 1.0f); }  // NaN: 0
 
