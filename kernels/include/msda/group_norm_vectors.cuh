@@ -11,7 +11,7 @@
 // L2        The second kernel reads the map again, maps of up to about 30 MB from the H200's L2.
 //           Its blocks walk backwards: what the first kernel read last is in L2 most surely.
 // Launch    From compute capability 9.0 on, blocks of the second kernel begin where those of the
-//           first have ended, and wait for the others.
+//           first have ended. They load their first cells, and wait for the others.
 // Limits    those of check() in group_norm_params.h. Deterministic: a fixed order of sums.
 #pragma once
 
@@ -153,21 +153,26 @@ __global__ void __launch_bounds__(kGroupNormThreads)
   using Real = Accumulate<T>;
   constexpr int kSize = 16 / sizeof(T);
   __shared__ ShiftedSums<Real> shared[kGroupNormThreads];
-  begin_next_kernel();
-
   const NormThread<T> own(layout);
   const T* const x = static_cast<const T*>(arguments.levels[own.level].x);
+  wait_for_last_kernel();
+  begin_next_kernel();  // here, because the second kernel reads x before it waits
+
   const Real shift = widen(x[own.first_number]);
   ShiftedSums<Real> sums;
+  Vector<T, kSize> vectors[kNormVectors];
+  own.load_step(x, 0, vectors);
   for (int step = 0; step < own.steps; ++step) {
-    Vector<T, kSize> vectors[kNormVectors];
-    own.load_step(x, step, vectors);
+    Vector<T, kSize> next[kNormVectors];
+    own.load_step(x, step + 1, next);
 #pragma unroll
     for (int i = 0; i < kNormVectors; ++i) {
       if (!own.has(own.cell(step, i))) continue;
 #pragma unroll
       for (int j = 0; j < kSize; ++j) sums.add(vectors[i][j] - shift);
     }
+#pragma unroll
+    for (int i = 0; i < kNormVectors; ++i) vectors[i] = next[i];
   }
 
   if (own.works()) {
@@ -210,6 +215,7 @@ __global__ void __launch_bounds__(kGroupNormThreads)
   using Real = Accumulate<T>;
   constexpr int kSize = 16 / sizeof(T);
   __shared__ ShiftedSums<Real> shared[kGroupNormThreads];
+  begin_next_kernel();
   const NormThread<T> own(layout);
   const NormLayout::Level& level = layout.levels[own.level];
   const GroupNormLevel& tensors = arguments.levels[own.level];
@@ -224,6 +230,9 @@ __global__ void __launch_bounds__(kGroupNormThreads)
   const auto* const moments =
       static_cast<const Vector<Real, 2>*>(arguments.work) + first * layout.groups;
 
+  const T* const x = static_cast<const T*>(tensors.x);
+  Vector<T, kSize> vectors[kNormVectors];
+  own.load_step(x, own.steps - 1, vectors);
   wait_for_last_kernel();
   if (first_part < merging) {
     const Real shift = moments[merged_group][0];
@@ -256,8 +265,7 @@ __global__ void __launch_bounds__(kGroupNormThreads)
 #pragma unroll
   for (int i = 0; i < kSize; ++i) scales[i] = scale * weight[i];
   for (int step = own.steps - 1; step >= 0; --step) {
-    Vector<T, kSize> vectors[kNormVectors];
-    own.load_step(static_cast<const T*>(tensors.x), step, vectors);
+    if (step < own.steps - 1) own.load_step(x, step, vectors);
 #pragma unroll
     for (int i = 0; i < kNormVectors; ++i) {
       Vector<T, kSize> result;
@@ -285,11 +293,11 @@ cudaError_t launch_group_norm_vectors(const GroupNormProblem& problem,
   if (status != cudaSuccess) return status;
   const NormLayout layout(problem, multiprocessors);
   const dim3 blocks(static_cast<unsigned>(problem.batch_size * layout.parts));
-  status = launch(group_moments_kernel<T>, blocks, kGroupNormThreads, stream, layout, arguments);
+  const cudaLaunchConfig_t config = launch_config(blocks, kGroupNormThreads, stream);
+  status = launch_early(config, group_moments_kernel<T>, layout, arguments);
   if (status != cudaSuccess) return status;
-  return launch_early(launch_config(blocks, kGroupNormThreads, stream), group_scale_kernel<T>,
-                      layout, arguments, static_cast<Accumulate<T>>(problem.eps),
-                      1 / problem.next_scale);
+  return launch_early(config, group_scale_kernel<T>, layout, arguments,
+                      static_cast<Accumulate<T>>(problem.eps), 1 / problem.next_scale);
 }
 
 }  // namespace msda
