@@ -33,7 +33,10 @@ class Pyramid(NamedTuple):
     @property
     def reference_points(self) -> Tensor:
         """Centre of each cell in every level, [N, S, L, 2] fp32, 0..1 over the level with its padding."""
-        return self.centers[:, :, None] * self.valid_ratios[:, None]
+        places = torch.stack((self.column_of_cell + 0.5, self.row_of_cell + 0.5), dim=-1)  # [1, S, 2]
+        # A cell gathers the numbers of its level. TensorRT would repeat a division for every cell and level.
+        scales = self.valid_ratios[:, None] / self.valid_sizes.flip(-1)[:, :, None]  # [N, L, L, 2]
+        return places[:, :, None] * scales.index_select(1, self.level_of_cell)
 
 
 def make_pyramid(image_shapes: Tensor, input_hw: Tensor, level_hw: Tensor, num_cells: int) -> Pyramid:
