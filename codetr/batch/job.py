@@ -63,8 +63,12 @@ def ray_session(address: str | None) -> Iterator[None]:
     try:
         try:
             # A dashboard takes seconds to start, and the command does not print its address.
-            start = {} if address else {"include_dashboard": False}
-            ray.init(address or "local", logging_level="CRITICAL", log_to_driver=False, **start)
+            ray.init(
+                address or "local",
+                include_dashboard=None if address else False,
+                logging_level="CRITICAL",
+                log_to_driver=False,
+            )
         except (ConnectionError, ValueError) as error:
             raise _no_cluster(address, error) from error
         logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # an error is raised, too

@@ -39,8 +39,10 @@ def cluster() -> Iterator[list[str]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "token")
         patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        address = "ray.init('local', include_dashboard=False).address_info['gcs_address']"
-        code = f"import ray; print({address}, flush=True); input()"
+        code = (
+            "import ray; head = ray.init('local', include_dashboard=False);"
+            " print(head.address_info['gcs_address'], flush=True); input()"
+        )
         head = subprocess.Popen(
             [sys.executable, "-c", code], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )

@@ -10,8 +10,9 @@
 //           [N, parts, groups, 2]. Every block of the second kernel adds up those of its level.
 // L2        The second kernel reads the map again, maps of up to about 30 MB from the H200's L2.
 //           Its blocks walk backwards: what the first kernel read last is in L2 most surely.
-// Launch    From compute capability 9.0 on, blocks of the second kernel begin where those of the
-//           first have ended. They load their first cells, and wait for the others.
+// Launch    From compute capability 9.0 on, blocks of each kernel begin where those of the kernel
+//           before have ended, and wait for the others. Blocks of the second one load their first
+//           cells before they wait.
 // Limits    those of check() in group_norm_params.h. Deterministic: a fixed order of sums.
 #pragma once
 
