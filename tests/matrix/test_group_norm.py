@@ -77,7 +77,7 @@ class Case:
 def cases(draw: st.DrawFn, vectors: bool) -> Case:
     group_size = draw(st.integers(1, 6))
     return Case(
-        num_groups=draw(st.integers(1, 40)),
+        num_groups=draw(st.integers(1, 20)),
         group_size=8 * group_size if vectors else group_size,
         batch=draw(st.integers(1, 3)),
         height=draw(st.integers(1, 20)),
@@ -109,8 +109,9 @@ def test_drawn_cases(backend: Backend, dtype: torch.dtype) -> None:
 FORMS = [
     Case(32, 8, 1, 24, 36),  # a Co-DETR's neck
     Case(32, 8, 2, 9, 31),
-    Case(1, 8, 2, 40, 40),  # one vector a cell (two in float): 1024 cells at once
-    Case(1024, 8, 1, 3, 5),  # a column for each thread in 16 bits, too many in float
+    Case(1, 8, 2, 40, 40),  # one vector a cell (two in float): 512 cells at once
+    Case(1, 8, 1, 100, 300),  # more cells than the emulator's blocks have in shared memory
+    Case(512, 8, 1, 3, 5),  # a column for each thread in 16 bits, too many in float
     Case(3, 32, 5, 7, 3),  # threads without a row, more images than the emulator's multiprocessors
     Case(8, 8, 1, 1, 1),
 ]
@@ -122,6 +123,14 @@ def test_forms(backend: Backend, dtype: torch.dtype, case: Case) -> None:
     """The library's choice, for the ends of the vectors kernel's range and beyond."""
     backend.skip_unless_ready(dtype)
     backend.check(case.inputs(dtype, backend.device), order=7)
+
+
+@matrix(tuple(backend for backend in ON_GPU if backend.kernel == "vectors"))
+@pytest.mark.parametrize("batch", [1, 5])
+def test_large_maps(backend: Backend, dtype: torch.dtype, batch: int) -> None:
+    """More cells than shared memory holds, and so many that a multiprocessor has two blocks."""
+    backend.skip_unless_ready(dtype)
+    backend.check(Case(8, 8, batch, 480, 480).inputs(dtype, backend.device), order=7)
 
 
 @matrix(FORCED)

@@ -2,7 +2,7 @@
 // C++.
 //
 //   plain    group_norm_plain.cuh    any size, type and alignment
-//   vectors  group_norm_vectors.cuh  groups of whole vectors of 16 bytes, up to 1024 vectors a cell
+//   vectors  group_norm_vectors.cuh  groups of whole vectors of 16 bytes, up to 512 vectors a cell
 //
 // The names are the values of MSDA_GROUP_NORM, which forces a kernel.
 #pragma once

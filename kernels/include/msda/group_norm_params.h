@@ -50,8 +50,9 @@ struct GroupNormArguments {
 };
 
 // What kernel `vectors` does with a problem, see group_norm_vectors.cuh.
-inline constexpr int kGroupNormThreads = 1024;
-inline constexpr int64_t kGroupNormMostParts = 256;  // of an image; each is the work of a block
+inline constexpr int kGroupNormThreads = 512;
+inline constexpr int64_t kGroupNormManyVectors = 128;  // of a thread
+inline constexpr int64_t kGroupNormMostParts = 256;    // of an image; each is the work of a block
 
 // Vectors of 16 bytes in a cell, and cells that the threads of a block read at once.
 inline int64_t group_norm_columns(const GroupNormProblem& problem) {
@@ -67,13 +68,17 @@ inline bool group_norm_fits_vectors(const GroupNormProblem& problem) {
          group_norm_columns(problem) <= kGroupNormThreads;
 }
 
-// Cells of a part, the work of a block, on a GPU with this number of multiprocessors: an image has
-// about as many parts as its share of them. A part has a cell for each row of threads.
+// Cells of a part, the work of a block, on a GPU with this number of multiprocessors. All images
+// together have about one block a multiprocessor, or two where the threads of one would have many
+// vectors. A part has a cell for each row of threads.
 inline int64_t group_norm_part(const GroupNormProblem& problem, int64_t multiprocessors) {
-  const int64_t share = std::min(multiprocessors / problem.batch_size, kGroupNormMostParts);
+  const int64_t rows = group_norm_rows(problem);
+  const int64_t vectors = problem.batch_size * problem.num_cells() / (rows * multiprocessors);
+  const int64_t blocks = vectors > kGroupNormManyVectors ? 2 * multiprocessors : multiprocessors;
+  const int64_t share = std::min(blocks / problem.batch_size, kGroupNormMostParts);
   // Each level but one may end with a part that is not whole.
   const int64_t whole = std::max<int64_t>(1, share - problem.num_levels + 1);
-  return std::max(group_norm_rows(problem), (problem.num_cells() + whole - 1) / whole);
+  return std::max(rows, (problem.num_cells() + whole - 1) / whole);
 }
 
 // Bytes of work memory, which suffice on any GPU: the mean and the sum of squared differences of
