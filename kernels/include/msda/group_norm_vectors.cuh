@@ -9,10 +9,10 @@
 // Moments   The first kernel writes the moments of each part and group to the work memory
 //           [N, parts, groups, 2]. Every block of the second kernel adds up those of its level.
 // Launch    From compute capability 9.0 on, blocks of each kernel begin before the kernel before
-//           has ended, and wait for it. A multiprocessor has room for a block of either kernel.
+//           has ended, and wait for it. A multiprocessor has room for a block of each.
 // Shared    A block of the second kernel that has a multiprocessor to itself copies its part, or
 //           what fits of it, into shared memory before it waits. So both kernels read the map at
-//           the same time, from DRAM once. The H200 holds maps of up to 28 MB.
+//           the same time, from DRAM once. An H200 holds maps of up to 28 MB.
 // L2        Blocks of the second kernel read all other cells again, and walk backwards: what the
 //           first kernel read last is in L2 most surely.
 // Limits    those of check() in group_norm_params.h. Deterministic: a fixed order of sums.
@@ -237,7 +237,11 @@ __global__ void __launch_bounds__(kGroupNormThreads, 2)
       static_cast<const Vector<Real, 2>*>(arguments.work) + first * layout.groups;
 
   const T* const x = static_cast<const T*>(tensors.x);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  const int staged = 0;  // the block does not begin early, and may have no asynchronous copies
+#else
   const int staged = min(most_staged, own.vectors);
+#endif
   const auto shared_place = [&](int vector) {
     return dynamic_shared() + vector * kStagedBytes + thread * 16;
   };
@@ -297,7 +301,7 @@ __global__ void __launch_bounds__(kGroupNormThreads, 2)
 #pragma unroll
     for (int i = 0; i < kNormVectors; ++i) write(own.cell(first + i), vectors[i]);
   }
-  wait_for_copies();  // the thread's own, which no other thread reads
+  if (staged > 0) wait_for_copies();  // the thread's own, which no other thread reads
 #pragma unroll 4
   for (int i = 0; i < staged; ++i) {
     write(own.cell(i), *reinterpret_cast<const Vector<T, kSize>*>(shared_place(i)));
