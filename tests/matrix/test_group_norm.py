@@ -128,7 +128,7 @@ def test_forms(backend: Backend, dtype: torch.dtype, case: Case) -> None:
 @matrix(tuple(backend for backend in ON_GPU if backend.kernel == "vectors"))
 @pytest.mark.parametrize("batch", [1, 5])
 def test_large_maps(backend: Backend, dtype: torch.dtype, batch: int) -> None:
-    """More cells than shared memory holds, and so many that a multiprocessor has two blocks."""
+    """One image has more cells than shared memory holds; with five, a multiprocessor has two blocks."""
     backend.skip_unless_ready(dtype)
     backend.check(Case(8, 8, batch, 480, 480).inputs(dtype, backend.device), order=7)
 
