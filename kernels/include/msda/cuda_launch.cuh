@@ -51,6 +51,15 @@ cudaError_t launch_linear(void (*kernel)(Parameters...), int64_t count, int thre
   return launch(kernel, dim3(static_cast<unsigned>(blocks)), threads, stream, arguments...);
 }
 
+// Gives each block of a launch this many bytes of dynamic shared memory.
+template <typename... Parameters>
+cudaError_t use_shared_memory(cudaLaunchConfig_t& config, void (*kernel)(Parameters...),
+                              int bytes) {
+  config.dynamicSmemBytes = static_cast<size_t>(bytes);
+  return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                              cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+}
+
 // Launches a kernel whose blocks may begin before the stream's last kernel has ended, where its
 // code has wait_for_last_kernel(): compute capability 9.0 and later. Every thread calls that
 // function.
@@ -77,14 +86,11 @@ cudaError_t launch_persistent(void (*kernel)(Parameters...), int64_t work, int t
                               const Arguments&... arguments) {
   int multiprocessors = 0;
   cudaError_t status = get_attribute(cudaDevAttrMultiProcessorCount, multiprocessors);
-  if (status == cudaSuccess) {
-    status = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                  cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-  }
   if (status != cudaSuccess) return status;
   const int64_t blocks = std::min<int64_t>(multiprocessors, work);
   cudaLaunchConfig_t config = launch_config(dim3(static_cast<unsigned>(blocks)), threads, stream);
-  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  status = use_shared_memory(config, kernel, shared_bytes);
+  if (status != cudaSuccess) return status;
   return launch_early(config, kernel, arguments...);
 }
 

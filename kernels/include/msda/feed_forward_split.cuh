@@ -81,16 +81,12 @@ cudaError_t launch_feed_forward_split(const FeedForwardProblem& problem,
   using Sizes = FeedForwardSizes;
   const int64_t slices = feed_forward_slices(problem);
   const auto kernel = feed_forward_hopper_kernel<T, true>;
-  cudaError_t status =
-      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                           cudaFuncAttributeMaxDynamicSharedMemorySize, Sizes::kSharedBytes);
-  if (status != cudaSuccess) return status;
-  status = with_feed_forward<T>(problem, arguments, slices, [&](const auto&... all) {
+  cudaError_t status = with_feed_forward<T>(problem, arguments, slices, [&](const auto&... all) {
     const int64_t tiles = (problem.rows + kSplitRows - 1) / kSplitRows;
     const dim3 blocks(static_cast<unsigned>(tiles), static_cast<unsigned>(slices));
     cudaLaunchConfig_t config = launch_config(blocks, Sizes::kThreads, stream);
-    config.dynamicSmemBytes = static_cast<size_t>(Sizes::kSharedBytes);
-    return launch_early(config, kernel, all...);
+    const cudaError_t fits = use_shared_memory(config, kernel, Sizes::kSharedBytes);
+    return fits == cudaSuccess ? launch_early(config, kernel, all...) : fits;
   });
   if (status != cudaSuccess) return status;
   const FeedForwardSums sums{static_cast<const float*>(arguments.work),

@@ -327,15 +327,13 @@ cudaError_t launch_group_norm_vectors(const GroupNormProblem& problem,
   const bool alone = major >= 9 && static_cast<int>(blocks.x) <= multiprocessors;
   const int staged = alone ? (shared_limit - 2 * kSums - kReserved) / kStagedBytes : 0;
   const auto scale = group_scale_kernel<T>;
-  status = cudaFuncSetAttribute(reinterpret_cast<const void*>(scale),
-                                cudaFuncAttributeMaxDynamicSharedMemorySize, staged * kStagedBytes);
+  const cudaLaunchConfig_t first = launch_config(blocks, kGroupNormThreads, stream);
+  cudaLaunchConfig_t second = first;
+  status = use_shared_memory(second, scale, staged * kStagedBytes);
   if (status != cudaSuccess) return status;
-
-  cudaLaunchConfig_t config = launch_config(blocks, kGroupNormThreads, stream);
-  status = launch_early(config, group_moments_kernel<T>, layout, arguments);
+  status = launch_early(first, group_moments_kernel<T>, layout, arguments);
   if (status != cudaSuccess) return status;
-  config.dynamicSmemBytes = static_cast<size_t>(staged * kStagedBytes);
-  return launch_early(config, scale, layout, arguments, staged,
+  return launch_early(second, scale, layout, arguments, staged,
                       static_cast<Accumulate<T>>(problem.eps), 1 / problem.next_scale);
 }
 

@@ -187,14 +187,12 @@ cudaError_t launch_linear_max_tensor_core(const LinearMaxProblem& problem,
   if (major < 8 || shared_limit < Config::kSharedBytes) return cudaErrorNotSupported;
   if (problem.empty()) return cudaSuccess;
   const auto kernel = linear_max_tensor_core_kernel<Config>;
-  status = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSharedBytes);
-  if (status != cudaSuccess) return status;
   const int64_t tiles = (problem.rows + Config::kRows - 1) / Config::kRows;
   const int64_t blocks = std::min<int64_t>(multiprocessors, tiles);
   cudaLaunchConfig_t config =
       launch_config(dim3(static_cast<unsigned>(blocks)), Config::kThreads, stream);
-  config.dynamicSmemBytes = static_cast<size_t>(Config::kSharedBytes);
+  status = use_shared_memory(config, kernel, Config::kSharedBytes);
+  if (status != cudaSuccess) return status;
   return cudaLaunchKernelEx(&config, kernel, arguments, static_cast<int>(problem.rows),
                             static_cast<int>(problem.outputs));
 }

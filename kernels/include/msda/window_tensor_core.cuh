@@ -694,13 +694,10 @@ cudaError_t launch_window_tensor_core(const WindowProblem& problem,
 
   const int stages = std::min(fitting, Config::kMaxStages);
   const auto kernel = window_tensor_core_kernel<Config>;
-  const int shared_bytes = Config::shared_bytes(stages, heads);
-  status = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-  if (status != cudaSuccess) return status;
   cudaLaunchConfig_t config = launch_config(
       dim3(static_cast<unsigned>(shares.groups * shares.parts)), Config::kThreads, stream);
-  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  status = use_shared_memory(config, kernel, Config::shared_bytes(stages, heads));
+  if (status != cudaSuccess) return status;
   return launch_early(config, kernel, WindowMap(problem), arguments, shares,
                       static_cast<int>(problem.num_heads), stages, problem.output_factor());
 }
